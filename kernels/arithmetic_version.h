@@ -10,7 +10,7 @@
 
 namespace winnow::kernels {
 
-inline constexpr int kArithmeticVersion = 2;
+inline constexpr int kArithmeticVersion = 3;
 
 }  // namespace winnow::kernels
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "kernels/check.h"
 #include "kernels/float8.h"
@@ -343,39 +344,126 @@ void RoundToFloat8(BlockSize block, const float* row, int64_t cols, std::byte* o
   }
 }
 
+void PutHalf(std::byte* to, F16 value) { std::memcpy(to, &value.bits, 2); }
+
+// Four values side by side, which every processor adds at once.
+using Lanes = float __attribute__((vector_size(16)));
+
+Lanes Load(const float* x) {
+  Lanes lanes;
+  std::memcpy(&lanes, x, sizeof lanes);
+  return lanes;
+}
+float Sum(Lanes x) { return (x[0] + x[1]) + (x[2] + x[3]); }
+
+// The nearest integer to x, of equals the even one, for x in [0, 2^22).
+template <typename Value>
+Value Nearest(Value x) {
+  constexpr float kOnes = 0x1p23f;  // floats from here on are whole numbers
+  return (x + kOnes) - kOnes;
+}
+
+void RoundToQ8_0(const float* x, std::byte* out) {
+  float largest = 0;
+  for (int i = 0; i < 32; ++i) largest = std::max(largest, std::abs(x[i]));
+  const F16 scale = ToF16(largest / 127);
+  const float s = ToFloat(scale), inverse = s == 0 ? 0 : 1 / s;
+  PutHalf(out, scale);
+  for (int i = 0; i < 32; ++i) {
+    const float magnitude = Nearest(std::min(std::abs(x[i]) * inverse, 127.0f));
+    out[2 + i] = static_cast<std::byte>(static_cast<int8_t>(x[i] < 0 ? -magnitude : magnitude));
+  }
+}
+
+// What a block of 32 values loses as the nearest integers on a line, x_i about offset + scale · q_i, and the sums that fit
+// a line to those integers.
+class Line {
+ public:
+  Line(const float* x, float scale, float offset)
+      : scale_(ToFloat(ToF16(scale))), offset_(ToFloat(ToF16(offset))) {
+    Lanes errors{}, xs{}, qs{}, qqs{}, xqs{};
+    for (int i = 0; i < 32; i += 4) {
+      const Lanes value = Load(x + i), q = Integers(value);
+      const Lanes difference = q * scale_ + offset_ - value;
+      errors += difference * difference;
+      xs += value;
+      qs += q;
+      qqs += q * q;
+      xqs += value * q;
+    }
+    error_ = Sum(errors);
+    x_ = Sum(xs);
+    q_ = Sum(qs);
+    qq_ = Sum(qqs);
+    xq_ = Sum(xqs);
+  }
+
+  float error() const { return error_; }  // the sum of squares
+
+  // The line nearest to the values, by least squares, if they keep their integers. Nothing where those are all the same.
+  std::optional<Line> Refitted(const float* x) const {
+    const float spread = 32 * qq_ - q_ * q_;  // exact
+    if (spread == 0) return std::nullopt;
+    const float s = (32 * xq_ - q_ * x_) / spread;
+    return Line(x, s, (x_ - s * q_) / 32);
+  }
+
+  void Write(const float* x, std::byte* out) const {
+    PutHalf(out, ToF16(scale_));
+    PutHalf(out + 2, ToF16(offset_));
+    for (int i = 0; i < 16; i += 4) {
+      const Lanes low = Integers(Load(x + i)), high = Integers(Load(x + i + 16));
+      for (int lane = 0; lane < 4; ++lane) {
+        out[4 + i + lane] =
+            static_cast<std::byte>(static_cast<int>(low[lane]) | static_cast<int>(high[lane]) << 4);
+      }
+    }
+  }
+
+ private:
+  Lanes Integers(Lanes values) const {
+    const float inverse = scale_ == 0 ? 0 : 1 / scale_;
+    Lanes q = (values - offset_) * inverse;
+    q = q < 0.0f ? Lanes{} : q;
+    q = q > 15.0f ? Lanes{} + 15.0f : q;
+    return Nearest(q);
+  }
+
+  float scale_, offset_;  // as f16 has them
+  float error_, x_, q_, qq_, xq_;
+};
+
+// From the line through the smallest and the largest value: its integers' best line, that one's nearest integers, and so
+// on, as Lloyd's method does. Three rounds take 13 % from the squared error of normal values, six 15 %.
+void RoundToQ4_1(const float* x, std::byte* out) {
+  constexpr int kRounds = 3;
+  Lanes low = Load(x), high = low;
+  for (int i = 4; i < 32; i += 4) {
+    const Lanes values = Load(x + i);
+    low = values < low ? values : low;
+    high = values > high ? values : high;
+  }
+  const float least = std::min({low[0], low[1], low[2], low[3]});
+  const float most = std::max({high[0], high[1], high[2], high[3]});
+  Line best(x, (most - least) / 15, least);
+  std::optional<Line> next = best.Refitted(x);
+  for (int round = 1; next.has_value(); ++round) {
+    if (next->error() < best.error()) best = *next;
+    if (round == kRounds) break;
+    next = next->Refitted(x);
+  }
+  best.Write(x, out);
+}
+
 }  // namespace
 
 void QuantizeRow(WeightType type, const float* row, int64_t cols, std::byte* out) {
-  WINNOW_CHECK(cols % BlockSizeOf(type).values == 0);
-  if (IsFloat8(type)) return RoundToFloat8(BlockSizeOf(type), row, cols, out);
+  const BlockSize block = BlockSizeOf(type);
+  WINNOW_CHECK(cols % block.values == 0);
+  if (IsFloat8(type)) return RoundToFloat8(block, row, cols, out);
   WINNOW_CHECK(type == WeightType::kQ8_0 || type == WeightType::kQ4_1);
-  const auto put_half = [](std::byte* to, F16 value) { std::memcpy(to, &value.bits, 2); };
-  const auto nearest = [](float x, float least, float most) {
-    return static_cast<int>(std::nearbyint(std::clamp(x, least, most)));
-  };
-  for (int64_t at = 0; at < cols; at += 32, out += BlockSizeOf(type).bytes) {
-    const float* x = row + at;
-    const auto [least, most] = std::minmax_element(x, x + 32);
-    if (type == WeightType::kQ8_0) {
-      const F16 scale = ToF16(std::max(std::abs(*least), std::abs(*most)) / 127);
-      const float s = ToFloat(scale), inverse = s == 0 ? 0 : 1 / s;
-      put_half(out, scale);
-      for (int i = 0; i < 32; ++i) {
-        out[2 + i] =
-            static_cast<std::byte>(static_cast<int8_t>(nearest(x[i] * inverse, -127, 127)));
-      }
-      continue;
-    }
-    const F16 scale = ToF16((*most - *least) / 15), offset = ToF16(*least);
-    const float s = ToFloat(scale), inverse = s == 0 ? 0 : 1 / s, o = ToFloat(offset);
-    put_half(out, scale);
-    put_half(out + 2, offset);
-    for (int i = 0; i < 16; ++i) {
-      const int low = nearest((x[i] - o) * inverse, 0, 15);
-      const int high = nearest((x[i + 16] - o) * inverse, 0, 15);
-      out[4 + i] = static_cast<std::byte>(low | high << 4);
-    }
-  }
+  const auto round = type == WeightType::kQ8_0 ? RoundToQ8_0 : RoundToQ4_1;
+  for (int64_t at = 0; at < cols; at += 32, out += block.bytes) round(row + at, out);
 }
 
 int64_t WeightRowBytes(WeightType type, int64_t cols) {

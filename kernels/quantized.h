@@ -87,10 +87,11 @@ void SplitBlock(WeightType type, const std::byte* block, BlockParts* parts);
 // The type of 8-bit floats with the largest blocks that rows of `cols` values consist of. REQUIRES: a multiple of 32.
 WeightType Float8TypeFor(int64_t cols);
 
-// Rounds a row to Q8_0, Q4_1 or a type of 8-bit floats, each block by itself: Q8_0's scale is max |x| / 127, Q4_1 spans from the block's
-// smallest value to its largest in 15 steps. Scales and offsets are rounded to f16 before integers are chosen, so that
-// each integer is the nearest (ties to even). The scale of 8-bit floats is max |x| / 448, a float32. Values must be finite.
-// REQUIRES: cols is a multiple of the block's values.
+// Rounds a row to Q8_0, Q4_1 or a type of 8-bit floats, each block by itself. Q8_0's scale is max |x| / 127. Q4_1 begins with
+// the line from the block's smallest value to its largest in 15 steps, refits scale and offset to its integers three times
+// (least squares), and keeps the line of the smallest squared error. Scales and offsets are rounded to f16 before integers
+// are chosen, so that each integer is the nearest (ties to even). The scale of 8-bit floats is max |x| / 448, a float32.
+// Values must be finite. REQUIRES: cols is a multiple of the block's values.
 void QuantizeRow(WeightType type, const float* row, int64_t cols, std::byte* out);
 
 }  // namespace winnow::kernels

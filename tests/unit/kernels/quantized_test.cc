@@ -126,29 +126,70 @@ TEST(Quantized, PartsOfABlockGiveItsValues) {
   }
 }
 
-TEST(Quantized, RoundedRowsAreAsNearAsTheirStepsAllow) {
-  std::mt19937_64 random(std::random_device{}());
+// Normal values of many sizes, and two blocks of one value each.
+std::vector<float> RowToRound(std::mt19937_64& random, int64_t cols) {
   std::normal_distribution<float> normal;
-  constexpr int64_t kCols = 32 * 40;
-  std::vector<float> row(kCols), back(kCols);
-  for (int64_t i = 0; i < kCols; ++i) row[i] = normal(random) * std::exp(normal(random));
+  std::vector<float> row(cols);
+  for (float& x : row) x = normal(random) * std::exp(normal(random));
   std::fill_n(row.begin(), 32, 0.0f);
   std::fill_n(row.begin() + 32, 32, -3.25f);
-  for (const WeightType type : {WeightType::kQ8_0, WeightType::kQ4_1}) {
-    SCOPED_TRACE(WeightTypeName(type));
-    std::vector<std::byte> packed(WeightRowBytes(type, kCols));
-    QuantizeRow(type, row.data(), kCols, packed.data());
-    DequantizeRow(type, packed.data(), kCols, back.data());
-    for (int64_t at = 0; at < kCols; at += 32) {
-      const auto [least, most] = std::minmax_element(row.begin() + at, row.begin() + at + 32);
-      const float largest = std::max(std::abs(*least), std::abs(*most));
-      const float step = type == WeightType::kQ8_0 ? largest / 127 : (*most - *least) / 15;
-      // Half a step, and what f16 loses of scale and offset.
-      for (int64_t i = at; i < at + 32; ++i) {
-        ASSERT_NEAR(back[i], row[i], 0.5f * step + 16e-4f * largest) << "value " << i;
-      }
+  return row;
+}
+
+TEST(Quantized, RowsRoundedToEightBitsAreAsNearAsTheirStepsAllow) {
+  std::mt19937_64 random(std::random_device{}());
+  constexpr int64_t kCols = 32 * 40;
+  const std::vector<float> row = RowToRound(random, kCols);
+  std::vector<float> back(kCols);
+  std::vector<std::byte> packed(WeightRowBytes(WeightType::kQ8_0, kCols));
+  QuantizeRow(WeightType::kQ8_0, row.data(), kCols, packed.data());
+  DequantizeRow(WeightType::kQ8_0, packed.data(), kCols, back.data());
+  for (int64_t at = 0; at < kCols; at += 32) {
+    float largest = 0;
+    for (int64_t i = at; i < at + 32; ++i) largest = std::max(largest, std::abs(row[i]));
+    // Half a step, and what f16 loses of the scale.
+    for (int64_t i = at; i < at + 32; ++i) {
+      ASSERT_NEAR(back[i], row[i], 0.5f * largest / 127 + 16e-4f * largest) << "value " << i;
     }
   }
+}
+
+// Beside the line from the smallest to the largest value, which is where the search begins.
+TEST(Quantized, RowsRoundedToFourBitsAreNearerThanTheLineThroughTheirEnds) {
+  std::mt19937_64 random(std::random_device{}());
+  constexpr int64_t kCols = 32 * 400;
+  const std::vector<float> row = RowToRound(random, kCols);
+  std::vector<float> back(kCols);
+  std::vector<std::byte> packed(WeightRowBytes(WeightType::kQ4_1, kCols));
+  QuantizeRow(WeightType::kQ4_1, row.data(), kCols, packed.data());
+  DequantizeRow(WeightType::kQ4_1, packed.data(), kCols, back.data());
+  double of_ends = 0, of_rounding = 0;
+  for (int64_t at = 0; at < kCols; at += 32) {
+    SCOPED_TRACE(at / 32);
+    const auto [least, most] = std::minmax_element(row.begin() + at, row.begin() + at + 32);
+    const float scale = ToFloat(ToF16((*most - *least) / 15)), offset = ToFloat(ToF16(*least));
+    const BlockParts parts = [&] {
+      BlockParts split;
+      SplitBlock(WeightType::kQ4_1, packed.data() + at / 32 * 20, &split);
+      return split;
+    }();
+    const float own_scale = ToFloat(F16{parts.scale}), own_offset = ToFloat(F16{parts.offset});
+    const auto nearest = [](float x, float s, float o) {
+      return s == 0 ? 0 : std::nearbyint(std::clamp((x - o) * (1 / s), 0.0f, 15.0f));
+    };
+    double ends = 0, rounding = 0;
+    for (int64_t i = at; i < at + 32; ++i) {
+      const float end = nearest(row[i], scale, offset) * scale + offset;
+      ends += std::pow(double{end} - row[i], 2);
+      rounding += std::pow(double{back[i]} - row[i], 2);
+      ASSERT_EQ(parts.integers[i - at], nearest(row[i], own_scale, own_offset)) << "value " << i;
+    }
+    ASSERT_LE(rounding, ends * (1 + 1e-5));
+    const double largest = std::max(std::abs(*least), std::abs(*most));
+    of_ends += ends / (largest * largest + 1e-30);
+    of_rounding += rounding / (largest * largest + 1e-30);
+  }
+  EXPECT_LT(of_rounding, 0.92 * of_ends);
 }
 
 TEST(Quantized, RowsRoundedToFloatsOfEightBitsAreAsNearAsTheirMantissas) {
