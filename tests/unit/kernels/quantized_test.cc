@@ -10,6 +10,7 @@
 
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/unit/test_seed.h"
 
 namespace winnow::kernels {
 namespace {
@@ -93,7 +94,7 @@ TEST(Quantized, PlainTypesAreThoseOfBackends) {
 }
 
 TEST(Quantized, PartsOfABlockGiveItsValues) {
-  std::mt19937_64 random(std::random_device{}());
+  TestRandom random;
   for (const WeightType type : AllTypes()) {
     if (PlainType(type) || IsFloat8(type)) continue;
     SCOPED_TRACE(WeightTypeName(type));
@@ -127,7 +128,7 @@ TEST(Quantized, PartsOfABlockGiveItsValues) {
 }
 
 TEST(Quantized, RoundedRowsAreAsNearAsTheirStepsAllow) {
-  std::mt19937_64 random(std::random_device{}());
+  TestRandom random;
   std::normal_distribution<float> normal;
   constexpr int64_t kCols = 32 * 40;
   std::vector<float> row(kCols), back(kCols);
@@ -152,7 +153,7 @@ TEST(Quantized, RoundedRowsAreAsNearAsTheirStepsAllow) {
 }
 
 TEST(Quantized, RowsRoundedToFloatsOfEightBitsAreAsNearAsTheirMantissas) {
-  std::mt19937_64 random(std::random_device{}());
+  TestRandom random;
   std::normal_distribution<float> normal;
   for (const int64_t cols : {32 * 39, 128 * 10}) {
     const WeightType type = Float8TypeFor(cols);
