@@ -342,7 +342,7 @@ TEST_F(FetchTest, WhoHasFetchedAndCannotStepGivesTheMemoryBack) {
   // All frames are theirs when it has come, and the store gives back what it has.
   faulty_->faults = {.state = storage::TierState::kOff};
   for (int i = 0; i < 2000 && !(older.Read().ended() && younger.Read().ended()); ++i) {
-    engine_->Step();
+    ASSERT_TRUE(engine_->Step()) << "the engine would sleep";
   }
   EXPECT_EQ(older.Read().last.finish, FinishReason::kMaxTokens);
   EXPECT_EQ(younger.Read().tokens, expected_[1]);
