@@ -109,6 +109,7 @@ class Descriptors(unittest.TestCase):
     def test_a_server_whose_listener_died_says_so_and_ends(self):
         with Server("--drain-grace", "10m", "--slow-reader-timeout", "10m") as server:
             api = Api(server.address)
+            self.assertTrue(api.serving())  # it is connected from here on
             # With log-probabilities it is more than all that lies between engine and reader: it cannot end before it is read.
             slow = Api(server.address, options=[("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)])
             stream = slow.generate(counting_request("Count: one", 1500, top_logprobs=20), timeout=harness.PATIENCE)
