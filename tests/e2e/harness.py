@@ -153,9 +153,8 @@ class Server:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def log(self):
-        # A thread of the server's writes it (server/line_queue.h): until that has nothing to write.
-        while self.writes_log():
-            time.sleep(0.01)
+        # A thread of the server's writes it (server/line_queue.h): when that has nothing to write.
+        eventually(lambda: not self.writes_log(), "all of the log is written")
         return pathlib.Path(self.log_path).read_text()
 
     def writes_log(self):
