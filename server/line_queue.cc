@@ -1,6 +1,7 @@
 #include "server/line_queue.h"
 
 #include <poll.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -81,7 +82,10 @@ struct LineQueue::State {
 LineQueue::LineQueue(int fd, size_t capacity_bytes,
                      std::function<std::string(uint64_t)> dropped_line)
     : state_(std::make_shared<State>(fd, capacity_bytes, std::move(dropped_line))) {
-  std::thread([state = state_] { state->Run(); }).detach();
+  std::thread([state = state_] {
+    pthread_setname_np(pthread_self(), "log");
+    state->Run();
+  }).detach();
 }
 
 LineQueue::~LineQueue() {

@@ -331,12 +331,6 @@ void Engine::TakeInFetched(TimePoint now) {
   memory_->fetcher().Pump();
   bool given_up = false;
   for (const std::unique_ptr<Sequence>& sequence : sequences_) {
-    if (sequence->paused_since.has_value() && sequence->fetch != BlockFetcher::kNone) {
-      // Others may hold what it does not step with, and it begins again afterwards.
-      EndFetch(*sequence);
-      sequence->takes_over = true;
-      continue;
-    }
     if (!IsFetching(*sequence)) continue;
     const auto bytes = static_cast<int64_t>(memory_->places().block_bytes()) *
                        sequence->cache.num_blocks() * memory_->blocks().num_layers();

@@ -95,7 +95,8 @@ struct Sequence {
   bool summary_saved = false;
   bool alone = false;  // lost KV too often: takes over nothing any more, and shares nothing
   bool ended = false;  // its last event is made; to be removed
-  // Its KV on the way from a slower tier, and what has come of it since its last step (BlockFetcher).
+  // Its KV on the way from a slower tier, and what has come of it since its last step (BlockFetcher). Paused ones have none: only
+  // a step fills the output, and it ends the fetch.
   uint64_t fetch = 0;
   TimePoint fetch_begun{};
   bool awaits_room = false;  // others' fetches hold what its own needs: one of them has to end

@@ -153,11 +153,19 @@ class Server:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def log(self):
-        # A thread of the server's writes it: until it has grown no more for a moment.
-        text = None
-        while text != (text := pathlib.Path(self.log_path).read_text()):
-            time.sleep(0.1)
-        return text
+        # A thread of the server's writes it (server/line_queue.h): when that has nothing to write.
+        eventually(lambda: not self.writes_log(), "all of the log is written")
+        return pathlib.Path(self.log_path).read_text()
+
+    def writes_log(self):
+        if self.process.poll() is not None:
+            return False
+        for task in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended since it was listed
+                name, _, fields = (task / "stat").read_text().partition("(")[2].rpartition(")")
+                if name == "log" and fields.split()[0] != "S":
+                    return True
+        return False
 
     def events(self):
         """The log's lines. One that is not JSON is a failure (or a sanitizer's report)."""

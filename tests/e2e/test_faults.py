@@ -1,5 +1,7 @@
 """Faults that were seen on the served program: descriptors, the log's reader, scrapes, floods, full and open directories.
 docs/faults.md has a row for each."""
+import collections
+import concurrent.futures
 import contextlib
 import ctypes
 import fcntl
@@ -56,7 +58,26 @@ def until_it_ends(stream):
 
 
 def connect(port):
-    return socket.create_connection(("127.0.0.1", port), timeout=10)
+    return socket.create_connection(("127.0.0.1", port), timeout=harness.PATIENCE)
+
+
+def is_open(connection):
+    """Whether the server has neither said anything nor closed it."""
+    connection.setblocking(False)
+    try:
+        connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except ConnectionResetError:
+        pass
+    return False
+
+
+def served(address):
+    """Whether a new connection is."""
+    with contextlib.suppress(grpc.RpcError):
+        return bool(ask(Api(address, options=[("grpc.use_local_subchannel_pool", 1)])))
+    return False
 
 
 class Descriptors(unittest.TestCase):
@@ -82,23 +103,20 @@ class Descriptors(unittest.TestCase):
                 ask(early)
                 self.assertTrue(early.serving())
                 idle.close()
-                started = time.monotonic()
-                while True:
-                    try:
-                        ask(Api(server.address, options=[("grpc.use_local_subchannel_pool", 1)]), timeout=5)
-                        break
-                    except grpc.RpcError:
-                        self.assertLess(time.monotonic() - started, 10, "no new connection is served")
+                eventually(lambda: served(server.address), "a new connection is served")  # noqa: B023
                 self.assertEqual(server.terminate(), 0)
 
     def test_a_server_whose_listener_died_says_so_and_ends(self):
-        with Server("--drain-grace", "20s") as server:
+        with Server("--drain-grace", "10m", "--slow-reader-timeout", "10m") as server:
             api = Api(server.address)
-            stream = api.generate(counting_request("Count: one", 200), timeout=harness.PATIENCE)
-            next(stream)
+            self.assertTrue(api.serving())  # it is connected from here on
+            # With log-probabilities it is more than all that lies between engine and reader: it cannot end before it is read.
+            slow = Api(server.address, options=[("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)])
+            stream = slow.generate(counting_request("Count: one", 1500, top_logprobs=20), timeout=harness.PATIENCE)
+            got = token_ids([next(stream)])
             self.shut_listener(server)
             eventually(lambda: not api.serving(), "NOT_SERVING")
-            self.assertGreater(len(list(stream)), 0)  # what runs ends well
+            self.assertEqual(len(got) + len(token_ids(stream)), 1500)  # what runs ends well
             self.assertEqual(server.wait(), 1)
             self.assertEqual([e["level"] for e in server.events() if e["event"] == "listener_failed"], ["error"])
 
@@ -135,7 +153,8 @@ class Device(unittest.TestCase):
         return connection, response
 
     def test_a_server_whose_device_died_says_so_and_exits_with_70(self):
-        with Server("--drain-grace", "60s", "--max-running", 3, program=DYING_DEVICE) as server:
+        # Of its grace, longer than this waits, nothing is spent: nothing is left to wait for.
+        with Server("--drain-grace", "10m", "--max-running", 3, program=DYING_DEVICE) as server:
             api = Api(server.address)
             self.assertEqual(len(token_ids(ask(api, tokens=5))), 5)
             healths = api.watch(health.HealthCheckRequest(), timeout=harness.PATIENCE)
@@ -146,7 +165,6 @@ class Device(unittest.TestCase):
             eventually(lambda: server.metric("winnow_requests_running") == 3, "three run")
             waiting = api.generate(counting_request("Count: two", 20000), timeout=harness.PATIENCE)
             eventually(lambda: server.metric("winnow_requests_waiting") == 1, "one waits")
-            died = time.monotonic()
             server.signal(signal.SIGUSR1)
             # Answers in flight end with what it was, and what waits with them.
             for stream in (over_grpc, waiting):
@@ -164,7 +182,6 @@ class Device(unittest.TestCase):
             # A watcher hears of it before the server is gone.
             self.assertEqual([answer.status for answer in until_it_ends(healths)][:1], [2])
             self.assertEqual(server.wait(), 70)
-            self.assertLess(time.monotonic() - died, 10, "it waits for its grace, and nothing is left to wait for")
             events = server.events()
             self.assertEqual([e["level"] for e in events if e["event"] == "engine_failed"], ["error"])
             self.assertEqual([e["serving"] for e in events if e["event"] == "health"][-1], False)
@@ -215,7 +232,7 @@ class LogReader(unittest.TestCase):
                 eventually((path / "port").exists, "the port file")
                 api = Api(f"127.0.0.1:{(path / 'port').read_text().strip()}")
                 for _ in range(200):  # twenty times what the pipe holds
-                    ask(api, timeout=20)
+                    ask(api)
                 self.assertTrue(api.serving())
                 process.send_signal(signal.SIGTERM)  # its end does not wait for a reader either
                 self.assertEqual(process.wait(timeout=harness.PATIENCE), 0)
@@ -230,15 +247,18 @@ class LogReader(unittest.TestCase):
 
 class Scrapes(unittest.TestCase):
     def test_half_sent_scrapes_block_nobody(self):
-        with Server() as server, contextlib.ExitStack() as half:
-            for _ in range(30):
-                sock = half.enter_context(connect(server.metrics_port))
-                sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
-            time.sleep(0.2)
-            for _ in range(3):
-                started = time.monotonic()
-                self.assertIn("winnow_log_dropped_lines_total 0", server.metrics_text())
-                self.assertLess(time.monotonic() - started, 1)
+        def answered_meanwhile():
+            with contextlib.ExitStack() as stack:
+                half = [stack.enter_context(connect(server.metrics_port)) for _ in range(30)]
+                for connection in half:
+                    connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
+                for _ in range(3):
+                    self.assertIn("winnow_log_dropped_lines_total 0", server.metrics_text())
+                return all(map(is_open, half))
+
+        with Server() as server:
+            # The server waits a second for the rest of a request, which a busy machine may need for the scrapes: then again.
+            eventually(answered_meanwhile, "scrapes are answered while the server waits for the rest of others")
             self.assertEqual(server.terminate(), 0)
 
 
@@ -251,17 +271,20 @@ class Cancelled(unittest.TestCase):
                 calls = [api.generate(counting_request("Count: one two " * 2000, 50), timeout=60) for _ in range(30)]
                 for call in calls:
                     call.cancel()
+            # One more, over the same connection, which has an answer when it is cancelled: the server has read all that came before.
+            last = api.generate(counting_request("Count: one", 20000), timeout=harness.PATIENCE)
+            next(last)
+            last.cancel()
             outcome = lambda name: server.metric(f'winnow_requests_total{{outcome="{name}"}}')
             # How many of the 300 had left the client when it cancelled them is not known. Each that came has an outcome; lines of
             # those that are refused are sampled.
             eventually(lambda: server.metric("winnow_requests_running") + server.metric("winnow_requests_waiting") == 0, "the end of all")
-            time.sleep(0.5)
+            eventually(lambda: outcome("cancelled") > 0, "a cancelled one")
             requests = [e for e in server.events() if e["event"] == "request"]
             ended = outcome("cancelled") + outcome("rejected") + outcome("ok")
-            self.assertTrue(len(requests) <= ended <= 301, (len(requests), ended))
+            self.assertTrue(len(requests) <= ended <= 302, (len(requests), ended))
             self.assertEqual(outcome("invalid"), 0)
             self.assertEqual(outcome("ok"), 1)
-            self.assertGreater(outcome("cancelled"), 0)
             self.assertEqual({e["reason"] for e in requests} - {"", "CANCELLED", "QUEUE_FULL"}, set())
             self.assertEqual(server.terminate(), 0)
 
@@ -372,63 +395,67 @@ class Store(unittest.TestCase):
 
 
 class Tenants(unittest.TestCase):
-    """Offered load of 5 and 10 times what is served: every tenant keeps that many calls open and asks again at once."""
+    """Offered load of 5 and 10 times what is served: every tenant keeps that many calls open and asks again at once. How long that lasts
+    is counted in answers, of which a busy machine gives fewer in a second."""
     FLAGS = ("--max-running", "2", "--queue-requests", "8", "--prefix-cache", "off")
-    SECONDS = 4
+    ASKED = 40
+    ANSWERS = 1000
 
-    def load(self, server, tenant, calls, until, served):
-        api = Api(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
+    def setUp(self):
+        self.served, self.lock, self.over = collections.Counter(), threading.Lock(), threading.Event()
 
-        def one():
-            while time.monotonic() < until:
+    @contextlib.contextmanager
+    def load(self, server, tenants, calls):
+        """Clients of `tenants` with so many calls each, until the end of the `with`."""
+        def one(api, tenant):
+            while not self.over.is_set():
                 try:
-                    served[tenant] = served.get(tenant, 0) + len(harness.token_ids(
-                        ask(api, 12, metadata=[("x-winnow-tenant", tenant)])))
+                    tokens = len(token_ids(ask(api, 12, metadata=[("x-winnow-tenant", tenant)])))
+                    with self.lock:
+                        self.served[tenant] += tokens
                 except grpc.RpcError as error:
                     self.assertEqual(error.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
                     time.sleep(0.02)
 
-        threads = [threading.Thread(target=one) for _ in range(calls)]
-        for thread in threads:
-            thread.start()
-        return threads
+        self.served.clear()
+        self.over.clear()
+        with concurrent.futures.ThreadPoolExecutor(len(tenants) * calls) as threads:
+            try:
+                apis = [Api(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) for _ in tenants]
+                loads = [threads.submit(one, api, tenant) for api, tenant in zip(apis, tenants) for _ in range(calls)]
+                yield
+            finally:
+                self.over.set()
+            for load in loads:
+                load.result()
+
+    def tokens(self):
+        with self.lock:
+            return sum(self.served.values())
 
     def test_a_light_tenant_gets_in_beside_heavy_ones(self):
         for heavy, times in ((1, 5), (1, 10), (4, 5)):
             with self.subTest(heavy=heavy, times=times), Server(*self.FLAGS) as server:
-                until = time.monotonic() + self.SECONDS
-                served, threads = {}, []
-                for i in range(heavy):
-                    threads += self.load(server, f"heavy{i}", 2 * times, until, served)
-                time.sleep(0.3)
-                api = Api(server.address)
-                asked = answered = 0
-                while time.monotonic() < until:
-                    asked += 1
-                    try:
-                        ask(api, 4, metadata=[("x-winnow-tenant", "light")])
-                        answered += 1
-                    except grpc.RpcError:
-                        pass
-                    time.sleep(0.05)
-                for thread in threads:
-                    thread.join()
-                print(f"{heavy} heavy at {times}x: light {answered} of {asked}; served {served}", flush=True)
-                self.assertGreaterEqual(answered, 0.95 * asked)
-                self.assertGreater(asked, 3)
+                answered = 0
+                with self.load(server, [f"heavy{i}" for i in range(heavy)], 2 * times):
+                    eventually(lambda: server.metric('winnow_requests_total{outcome="rejected"}') > 0, "the queue is full")  # noqa: B023
+                    api = Api(server.address)
+                    for _ in range(self.ASKED):
+                        with contextlib.suppress(grpc.RpcError):
+                            ask(api, 4, metadata=[("x-winnow-tenant", "light")])
+                            answered += 1
+                        time.sleep(0.05)
+                print(f"{heavy} heavy at {times}x: light {answered} of {self.ASKED}; served {dict(self.served)}", flush=True)
+                self.assertGreaterEqual(answered, 0.95 * self.ASKED)
                 self.assertEqual(server.terminate(), 0)
 
     def test_equal_tenants_are_served_equally(self):
         with Server(*self.FLAGS) as server:
-            until = time.monotonic() + 2 * self.SECONDS
-            served, threads = {}, []
-            for i in range(5):
-                threads += self.load(server, f"tenant{i}", 10, until, served)
-            for thread in threads:
-                thread.join()
-            tokens = list(served.values())
+            with self.load(server, [f"tenant{i}" for i in range(5)], 10):
+                eventually(lambda: self.tokens() >= 12 * self.ANSWERS, "answers")
+            tokens = list(self.served.values())
             jain = sum(tokens) ** 2 / (5 * sum(t * t for t in tokens))
-            print(f"Jain's index {jain:.3f}, served {served}", flush=True)
+            print(f"Jain's index {jain:.3f}, served {dict(self.served)}", flush=True)
             self.assertGreaterEqual(jain, 0.95)
 
 

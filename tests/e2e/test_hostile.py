@@ -1,6 +1,5 @@
 #!/usr/bin/python3
 """Clients that do not keep to the rules. The promise is always the same: the process survives, and serves others."""
-import os
 import random
 import socket
 import struct
@@ -17,10 +16,10 @@ class Hostile(unittest.TestCase):
     def setUpClass(cls):
         cls.server = Server("--max-streams", 50)
         cls.addClassCleanup(cls.server.close)
-        cls.random = random.Random(SEED)
 
     def setUp(self):
         self.api = Api(self.server.address)
+        self.random = random.Random(SEED)  # of each test: one alone does the same
 
     def tearDown(self):
         """Alive, serving, and holding nothing."""
@@ -60,7 +59,7 @@ class Hostile(unittest.TestCase):
         return PREFACE + frame(SETTINGS, 0, 0)
 
     def test_bytes_that_are_not_http2(self):
-        for data in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00", os.urandom(1000), PREFACE[:10]):
+        for data in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00", self.random.randbytes(1000), PREFACE[:10]):
             self.send(data)
 
     def test_random_frames(self):
@@ -85,7 +84,7 @@ class Hostile(unittest.TestCase):
             self.send(self.hello() + frame(HEADERS, END_HEADERS | END_STREAM, 1, block))
         for path in (b"", b"/", b"*", b"/winnow.v1.InferenceService/", b"/" + b"a" * 120, b"\xff\x00"):
             self.send(self.hello() + frame(HEADERS, END_HEADERS, 1, call_headers(path=path)))
-        self.send(self.hello() + frame(HEADERS, END_HEADERS, 1, os.urandom(300)))  # not HPACK
+        self.send(self.hello() + frame(HEADERS, END_HEADERS, 1, self.random.randbytes(300)))  # not HPACK
 
     def test_metadata_over_the_limit_is_refused(self):
         # On a connection of its own, which gRPC closes after some of such calls: only others' must live on.

@@ -3,7 +3,6 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
-import os
 import signal
 import socket
 import ssl
@@ -20,6 +19,16 @@ CHAT = [{"role": "user", "content": "What is the code?"}]
 
 def connect(server):
     return http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE)
+
+
+def connect_slowly(server):
+    """A client whose own buffer is small: what it does not read is soon more than lies between it and the engine."""
+    connection = connect(server)
+    connection.sock = socket.socket()
+    connection.sock.settimeout(PATIENCE)
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.sock.connect(("127.0.0.1", server.http_port))
+    return connection
 
 
 def ask(server, method, path, body=None, headers=None, connection=None):
@@ -59,13 +68,13 @@ def chunks(server, path, body):
     return [json.loads(line) for line in data[:-1]]
 
 
-def raw(server, data, shut=False):
+def raw(server, data):
     """What comes back until the server closes."""
     with socket.create_connection(("127.0.0.1", server.http_port), timeout=PATIENCE) as connection:
-        connection.sendall(data)
-        if shut:
-            connection.shutdown(socket.SHUT_WR)
         got = b""
+        # The server may have answered, waited for the rest for a while and closed, before all is sent.
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            connection.sendall(data)
         with contextlib.suppress(ConnectionResetError):
             while piece := connection.recv(65536):
                 got += piece
@@ -564,7 +573,7 @@ class Hostile(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.server = Server("--http-read-timeout", "2s", "--slow-reader-timeout", "2s", "--http-ping-interval", "20ms")
+        cls.server = Server("--http-read-timeout", "2s", "--slow-reader-timeout", "2s")
         cls.addClassCleanup(cls.server.close)
 
     def tearDown(self):
@@ -578,18 +587,25 @@ class Hostile(unittest.TestCase):
     def outcome(self, name):
         return self.server.metric(f'winnow_requests_total{{outcome="{name}"}}')
 
-    def test_half_sent_requests_are_closed_and_hold_up_nobody(self):
+    def half_sent(self, server):
+        """Connections that have sent a part of a request."""
         halves = [b"GET /heal", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{",
                   b"GET /metrics HTTP/1.1\r\nHost:"] * 10
-        sockets = [socket.create_connection(("127.0.0.1", self.server.http_port), timeout=PATIENCE) for _ in halves]
+        sockets = [socket.create_connection(("127.0.0.1", server.http_port), timeout=PATIENCE) for _ in halves]
         for connection, data in zip(sockets, halves):
+            self.addCleanup(connection.close)
             connection.sendall(data)
-        began = time.monotonic()
-        self.assertEqual(ask(self.server, "GET", "/metrics")[0], 200)
-        self.assertLess(time.monotonic() - began, 1 if "asan" not in os.environ.get("WINNOW_BIN", "") else 10)
-        for connection in sockets:
+        return sockets
+
+    def test_half_sent_requests_are_closed(self):
+        for connection in self.half_sent(self.server):
             self.assertEqual(connection.recv(1000), b"")
-            connection.close()
+
+    def test_half_sent_requests_hold_up_nobody(self):
+        with Server("--http-read-timeout", "10m") as server:  # for longer than this waits for an answer
+            self.half_sent(server)
+            for _ in range(3):
+                self.assertEqual(ask(server, "GET", "/metrics")[0], 200)
 
     def test_what_is_too_large_is_refused_before_it_is_read(self):
         self.assertTrue(raw(self.server, b"GET /health HTTP/1.1\r\nX: " + b"x" * 1000000).startswith(b"HTTP/1.1 431 "))
@@ -624,10 +640,8 @@ class Hostile(unittest.TestCase):
 
     def test_a_slow_reader_loses_its_request_alone(self):
         before = self.outcome("slow_reader")
-        connection = socket.socket()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect(("127.0.0.1", self.server.http_port))
-        connection.sendall(request_bytes(json.dumps(counting(tokens=20000, stream=True, logprobs=20)).encode()))
+        connection = connect_slowly(self.server)
+        connection.request("POST", "/v1/completions", json.dumps(counting(tokens=20000, stream=True, logprobs=20)))
         eventually(lambda: self.server.metric("winnow_requests_running") == 1, "it runs")
         self.assertEqual(post(self.server, "/v1/completions", counting(tokens=4))[0], 200)
         eventually(lambda: self.outcome("slow_reader") == before + 1, "it is given up")
@@ -639,13 +653,16 @@ class Hostile(unittest.TestCase):
                 connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 50\r\n\r\n{\"prompt\"")
 
     def test_pings_keep_a_waiting_stream_open(self):
-        prompt = "word " * 4000
-        connection = connect(self.server)
-        connection.request("POST", "/v1/completions", json.dumps(counting(prompt, 1, stream=True)))
-        text = connection.getresponse().read().decode()
-        connection.close()
-        self.assertTrue(text.startswith(": \n\n"), text[:100])
-        self.assertTrue(text.endswith("data: [DONE]\n\n"))
+        with Server("--max-running", 1, "--http-ping-interval", "20ms") as server:
+            runs, waits = connect(server), connect(server)
+            for connection, metric in ((runs, "winnow_requests_running"), (waits, "winnow_requests_waiting")):
+                connection.request("POST", "/v1/completions", json.dumps(counting(tokens=20000 if connection is runs else 1, stream=True)))
+                eventually(lambda: server.metric(metric) == 1, metric)  # noqa: B023
+            response = waits.getresponse()
+            self.assertEqual(response.read(4), b": \n\n")
+            runs.close()
+            self.assertTrue(response.read().endswith(b"data: [DONE]\n\n"))
+            waits.close()
 
 
 class Limits(unittest.TestCase):
@@ -691,9 +708,10 @@ class Limits(unittest.TestCase):
             eventually(lambda: post(server, "/v1/completions", "{")[0] == 400, "there is room again")
 
     def test_a_drain_refuses_what_is_new_and_finishes_what_runs(self):
-        with Server("--drain-grace", "60s") as server:
-            connection = connect(server)
-            connection.request("POST", "/v1/completions", json.dumps(counting(tokens=1000, stream=True)))
+        with Server("--drain-grace", "10m", "--slow-reader-timeout", "10m") as server:
+            # With log-probabilities it is too much to end before it is read.
+            connection = connect_slowly(server)
+            connection.request("POST", "/v1/completions", json.dumps(counting(tokens=1500, stream=True, logprobs=20)))
             response = connection.getresponse()
             first = response.read(1)
             idle = connect(server)

@@ -19,6 +19,7 @@ from winnow_client.errors import NO_RETRIES  # noqa: E402
 
 CHAT = {"format": "winnow-workload/1", "about": "a", "source": "b", "conversations": 6, "arrivals": {"process": "constant", "per_second": 20},
         "shared": [{"count": 1, "tokens": 700}], "own_tokens": 30, "turns": 2, "new_tokens": {"uniform": [5, 40]}, "answer_tokens": {"uniform": [3, 9]}}
+LONG = 20000
 
 
 def play(server, raw, seed=harness.SEED, **options):
@@ -79,12 +80,13 @@ class Load(unittest.TestCase):
 
     def test_cancelled_answers_free_the_server(self):
         with Server() as server:
-            records, laid_out = play(server, dict(CHAT, answer_tokens=400, turns=1, cancel={"share": 1, "after_tokens": 3}))
+            # Answers that no server has given before a client has read three tokens of them.
+            records, laid_out = play(server, dict(CHAT, answer_tokens=LONG, turns=1, cancel={"share": 1, "after_tokens": 3}))
             self.assertEqual({record.status for record in records}, {load_report.CANCELLED})
-            self.assertTrue(all(3 <= record.tokens < 400 for record in records), [record.tokens for record in records])
+            self.assertTrue(all(3 <= record.tokens < LONG for record in records), [record.tokens for record in records])
             harness.eventually(lambda: server.metric("winnow_requests_running") == 0, "nothing runs")
             harness.eventually(lambda: server.metric('winnow_requests_total{outcome="cancelled"}') == len(laid_out), "all are counted")
-            records, _ = play(server, dict(CHAT, answer_tokens=1000, turns=1, cancel={"share": 1, "after_seconds": 0.05}))
+            records, _ = play(server, dict(CHAT, answer_tokens=LONG, turns=1, cancel={"share": 1, "after_seconds": 0.05}))
             self.assertEqual({record.status for record in records}, {load_report.CANCELLED})
 
     def test_refusals_have_the_servers_reason_and_end_the_conversation(self):

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import tempfile
 import threading
-import time
 import unittest
 
 import grpc
@@ -212,13 +211,14 @@ class ToolsTest(unittest.TestCase):
         self.refused(path, {"messages": CHAT, "structured_outputs": {"regex": "a", "whitespace_pattern": "x"}}, "whitespace_pattern")
         self.refused(path, {"messages": CHAT, "guided_regex": "a", "min_tokens": 3}, "min_tokens")
         # One that takes long keeps nobody else from a plain answer.
-        began = time.monotonic()
         slow = threading.Thread(target=lambda: post(self.server, path, {"messages": CHAT, "max_tokens": 1, "guided_regex":
                                                                         "(((a|b|c)*[d-z]{1,900}){1,900}x){1,900}"}))
         slow.start()
-        self.chat(max_tokens=4)
-        self.assertLess(time.monotonic() - began, 30)
-        slow.join()
+        answered = 0
+        while slow.is_alive():
+            self.chat(max_tokens=4)
+            answered += 1
+        self.assertGreater(answered, 2)  # one that had to wait for it would be the last
         self.assertEqual(self.chat(guided_choice=["after"])["choices"][0]["message"]["content"], "after")
 
     def test_the_chat_command_keeps_its_history_and_shows_what_was_read(self):
@@ -257,7 +257,11 @@ class ToolsTest(unittest.TestCase):
         self.assertEqual((call["name"], good_weather(json.loads(call["arguments"]))), ("get_weather", True))
 
     def test_streams_give_a_name_once_and_arguments_in_pieces(self):
-        data = events(self.server, "/v1/chat/completions", {"messages": CHAT, "tools": [WEATHER], "tool_choice": "required",
+        # Arguments of more tokens than are kept for a reader, so that however late it reads they are several pieces.
+        zones = {"type": "array", "items": {"enum": ["north", "south"]}, "minItems": 200, "maxItems": 200}
+        tool = {"type": "function", "function": {"name": "get_weather", "parameters": {
+            "type": "object", "properties": {"zones": zones}, "required": ["zones"], "additionalProperties": False}}}
+        data = events(self.server, "/v1/chat/completions", {"messages": CHAT, "tools": [tool], "tool_choice": "required", "max_tokens": 4000,
                                                             "parallel_tool_calls": False, "stream_options": {"include_usage": True}})
         self.assertEqual(data[-1], "[DONE]")
         deltas = [c["choices"][0] for c in map(json.loads, data[:-2])]
@@ -265,11 +269,12 @@ class ToolsTest(unittest.TestCase):
         self.assertEqual([c["function"]["name"] for c in calls if "name" in c["function"]], ["get_weather"])
         self.assertTrue(all(c["index"] == 0 for c in calls))
         self.assertEqual(["id" in c for c in calls], [True] + [False] * (len(calls) - 1))
-        self.assertGreater(len(calls), 3)
-        self.assertTrue(good_weather(json.loads("".join(c["function"]["arguments"] for c in calls))))
+        self.assertGreater(len(calls), 1)
+        said = json.loads("".join(c["function"]["arguments"] for c in calls))
+        self.assertEqual((len(said["zones"]), set(said["zones"]) - {"north", "south"}), (200, set()))
         self.assertEqual(deltas[-1]["finish_reason"], "tool_calls")
         self.assertFalse(any(d["delta"].get("content") for d in deltas))
-        self.assertGreater(json.loads(data[-2])["usage"]["completion_tokens"], 5)
+        self.assertGreater(json.loads(data[-2])["usage"]["completion_tokens"], 256)
 
     def test_earlier_calls_and_results_reach_the_template(self):
         turns = [*CHAT, {"role": "assistant", "content": None, "tool_calls": [{"id": "abcdefghi", "type": "function", "function": {

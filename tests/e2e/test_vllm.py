@@ -134,8 +134,9 @@ class VllmEngine(unittest.TestCase):
         self.assertEqual(sorted(r.complete.index for r in two), [0, 1])
 
     def test_streamed_chunks_are_what_is_new_and_then_it_is_complete(self):
-        ids, _ = self.expected(self.ids, 24)
-        responses = self.generate(self.ids, 24, stream=True)
+        # More tokens than are kept for a reader, so that however late it reads they are several chunks.
+        ids, _ = self.expected(self.ids, 700)
+        responses = self.generate(self.ids, 700, stream=True)
         self.assertEqual({r.WhichOneof("response") for r in responses[:-1]}, {"chunk"})
         chunks = [r.chunk for r in responses[:-1]]
         self.assertGreater(len(chunks), 1)
@@ -225,7 +226,8 @@ class VllmEngine(unittest.TestCase):
 
     def test_abort_ends_a_tenants_own_call(self):
         mine, theirs = (("x-winnow-tenant", "mine"),), (("x-winnow-tenant", "theirs"),)
-        call = self.api.Generate(request(self.ids, 3000, stream=True, name="long"), timeout=PATIENCE, metadata=mine)
+        # With log-probabilities it is too much to end before it is read.
+        call = self.api.Generate(request(self.ids, 3000, stream=True, name="long", logprobs=20), timeout=PATIENCE, metadata=mine)
         next(call)
         abort = vllm.AbortRequest(request_ids=["long", "no such call"])
         self.api.Abort(abort, timeout=PATIENCE, metadata=theirs)
@@ -255,7 +257,7 @@ class VllmEngine(unittest.TestCase):
         self.assertEqual(len(loads.loads), 1)
         self.assertEqual(loads.loads[0].max_total_num_tokens % 64, 0)
         self.assertEqual(len(self.api.GetLoads(vllm.GetLoadsRequest(dp_rank=3), timeout=PATIENCE).loads), 0)
-        call = self.api.Generate(request(self.ids, 3000, stream=True), timeout=PATIENCE)
+        call = self.api.Generate(request(self.ids, 3000, stream=True, logprobs=20), timeout=PATIENCE)
         next(call)
         busy = self.api.GetLoads(vllm.GetLoadsRequest(), timeout=PATIENCE).loads[0]
         self.assertGreaterEqual(busy.num_running_reqs, 1)

@@ -12,6 +12,7 @@
 #include "engine/timed_backend.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/unit/test_seed.h"
 
 namespace winnow::engine {
 namespace {
@@ -53,7 +54,7 @@ class LinearTimer final : public AttentionTimer {
 constexpr Duration kLong = std::chrono::hours(1);
 
 TEST(FindCrossover, FindsTheFirstMeasuredLengthThatIsNotBelowTheTrueOne) {
-  std::mt19937 random(std::random_device{}());
+  TestRandom random;
   for (int i = 0; i < 200; ++i) {
     const double fixed = std::uniform_real_distribution<>(600, 28000)(random);
     SCOPED_TRACE(fixed);

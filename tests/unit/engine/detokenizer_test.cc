@@ -1,4 +1,5 @@
 #include "tests/unit/engine/tokenizer_testing.h"
+#include "tests/unit/test_seed.h"
 
 namespace winnow::engine {
 namespace {
@@ -12,9 +13,7 @@ TEST_P(DetokenizerOfKind, PiecesJoinToTheWholeAndAreWholeCharacters) {
   const json golden = ReadJson(SourcePath("tests/golden/tokenizer/" + GetParam() + ".json"));
   const auto tokenizer = MakeTokenizer(golden["tokenizer"]);
   ASSERT_NE(tokenizer, nullptr);
-  const uint64_t seed = std::random_device()();
-  SCOPED_TRACE(seed);
-  std::mt19937_64 random(seed);
+  TestRandom random;
   for (int round = 0; round < 400; ++round) {
     std::vector<int32_t> ids;
     if (round % 2 == 0) {

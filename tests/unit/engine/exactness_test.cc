@@ -7,6 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/unit/test_seed.h"
 
 namespace winnow::engine {
 namespace {
@@ -99,7 +100,7 @@ TEST(Exactness, ContradictionsNameBothOrYield) {
 // Every policy can take every exactness if it yields, and what comes out says so of itself, is a policy that has a
 // text, and takes the same again.
 TEST(Exactness, WhatIsAppliedIsWhatItSays) {
-  std::mt19937_64 random(std::random_device{}());
+  TestRandom random;
   const auto pick = [&](std::initializer_list<const char*> of) {
     return std::string(of.begin()[random() % of.size()]);
   };

@@ -308,6 +308,48 @@ TEST_F(FetchTest, WhoHasFetchedStepsBeforeThoseThatWaitForItsMemory) {
   EXPECT_EQ(third.reply.tokens, Answer(*engine_, MakeRequest(++id_, prompt, kAnswer)).tokens);
 }
 
+// One that has fetched lacks a block to step with, an older one waits for the memory that it holds, and the store takes
+// nothing, so that no memory comes: neither may wait for the other for ever.
+TEST_F(FetchTest, WhoHasFetchedAndCannotStepGivesTheMemoryBack) {
+  max_running_ = 2;
+  options_.kv_bytes = LayerBlockBytes() * config_.num_layers() * 60;  // fetches may hold half
+  StoreAndRestart();
+  Release();
+  // An older one, paused, that has lost some of its frames to another, which is gone. Only two of its layers are fetched.
+  Client older(1), large, younger;
+  const auto older_request = [&] {
+    Request request = MakeRequest(++id_, Prompt(39 * kBlockTokens - 4, 5), kAnswer);
+    request.policy = *ParseAttentionPolicy("window:sink=2,window=20,dense_layers=2,from=0");
+    return request;
+  };
+  Submit(older_request(), older);
+  for (int i = 0; i < 1000 && engine_->stats().paused == 0; ++i) engine_->Step();
+  Request private_request = MakeRequest(++id_, Prompt(23 * kBlockTokens - 2, 6), 1);
+  private_request.cache.store = false;  // its frames are free when it has ended
+  Submit(std::move(private_request), large);
+  for (int i = 0; i < 1000 && !large.Read().ended(); ++i) engine_->Step();
+  ASSERT_GT(engine_->stats().kv.evicted_frames, 0u);
+  // The younger one's prefix comes slowly, so that the older one fetches before it goes on, and both are too much.
+  faulty_->faults = {.hold = true};
+  Submit(Question(1), younger);
+  Step(3);
+  clock_.Advance(std::chrono::milliseconds(100));
+  Step(1);
+  older.Read();
+  Step(1);
+  EXPECT_EQ(engine_->stats().fetches.open, 1);
+  EXPECT_EQ(engine_->stats().fetches.room_waits, 1u);
+  // All frames are theirs when it has come, and the store gives back what it has.
+  faulty_->faults = {.state = storage::TierState::kOff};
+  for (int i = 0; i < 2000 && !(older.Read().ended() && younger.Read().ended()); ++i) {
+    ASSERT_TRUE(engine_->Step()) << "the engine would sleep";
+  }
+  EXPECT_EQ(older.Read().last.finish, FinishReason::kMaxTokens);
+  EXPECT_EQ(younger.Read().tokens, expected_[1]);
+  Release();
+  EXPECT_EQ(older.reply.tokens, Answer(*engine_, older_request()).tokens);
+}
+
 // More than fetches may hold is read within the step, as ever.
 TEST_F(FetchTest, WhatFitsNotBesideOthersIsReadByTheStep) {
   options_.kv_bytes = Tiered().kv_bytes;

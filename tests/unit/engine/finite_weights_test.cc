@@ -10,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "kernels/host_matrix.h"
 #include "tests/unit/engine/model_files.h"
+#include "tests/unit/test_seed.h"
 
 namespace winnow::engine {
 namespace {
@@ -21,9 +22,7 @@ using ::testing::HasSubstr;
 
 // Every bit pattern of a type, in random order, and what a plain look at each value says.
 TEST(FiniteWeights, EqualsALookAtEachValue) {
-  const uint64_t seed = std::random_device()();
-  SCOPED_TRACE(seed);
-  std::mt19937_64 random(seed);
+  TestRandom random;
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     SCOPED_TRACE(kernels::DTypeName(dtype));
     for (int round = 0; round < 40; ++round) {

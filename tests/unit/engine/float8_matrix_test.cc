@@ -16,6 +16,7 @@
 #include "tests/unit/engine/model_files.h"
 #include "tests/unit/engine/model_logits.h"
 #include "tests/unit/engine/tensor_files.h"
+#include "tests/unit/test_seed.h"
 
 namespace winnow::engine {
 namespace {
@@ -149,7 +150,7 @@ struct Float8Model {
 };
 
 TEST(Float8MatrixTest, ValuesOfEveryFormAreThoseOfTheFile) {
-  std::mt19937_64 random(std::random_device{}());
+  TestRandom random;
   for (const Form form : kForms) {
     SCOPED_TRACE(static_cast<int>(form));
     const TempDir dir;
@@ -183,7 +184,7 @@ TEST(Float8MatrixTest, ValuesOfEveryFormAreThoseOfTheFile) {
 }
 
 TEST(Float8MatrixTest, ProductsOfStoredValuesAreThoseOfWideOnes) {
-  std::mt19937_64 random(std::random_device{}());
+  TestRandom random;
   for (const Form form : kForms) {
     SCOPED_TRACE(static_cast<int>(form));
     const TempDir dir;
@@ -205,7 +206,7 @@ TEST(Float8MatrixTest, ProductsOfStoredValuesAreThoseOfWideOnes) {
 
 // Each names the tensor and the file.
 TEST(Float8MatrixTest, DamagedTensorsAreRefusedByName) {
-  std::mt19937_64 random(std::random_device{}());
+  TestRandom random;
   const std::string base = "model.layers.0.mlp.up_proj.";
   struct Case {
     Form form;
@@ -270,7 +271,7 @@ TEST(Float8MatrixTest, DamagedTensorsAreRefusedByName) {
 }
 
 TEST(Float8MatrixTest, RowsThatAreNoMultipleOf32AreRefused) {
-  std::mt19937_64 random(std::random_device{}());
+  TestRandom random;
   const TempDir dir;
   Float8Model model(random, Form::kOneScale);
   model.config["intermediate_size"] = 350;
@@ -285,7 +286,7 @@ TEST(Float8MatrixTest, RowsThatAreNoMultipleOf32AreRefused) {
 }
 
 TEST(Float8MatrixTest, NotANumberIsRefusedByNameHoweverWeightsAreKept) {
-  std::mt19937_64 random(std::random_device{}());
+  TestRandom random;
   const TempDir dir;
   Float8Model model(random, Form::kOutputs);
   model.tensors["model.layers.0.mlp.up_proj.weight"].bytes[5 * 256 + 9] = static_cast<char>(0xff);

@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "tests/unit/engine/model_files.h"
 #include "tests/unit/engine/tensor_files.h"
+#include "tests/unit/test_seed.h"
 
 namespace winnow::engine {
 namespace {
@@ -182,7 +183,7 @@ struct Int4Model {
 constexpr Layout kLayouts[] = {Layout::kPacked, Layout::kGptq, Layout::kAwq};
 
 TEST(GroupedInt4Test, ValuesOfEveryLayoutAreThoseOfTheFile) {
-  std::mt19937_64 random(std::random_device{}());
+  TestRandom random;
   for (const Layout layout : kLayouts) {
     for (const int64_t group : {32, 64, 128}) {
       for (const bool symmetric : {false, true}) {
@@ -222,7 +223,7 @@ TEST(GroupedInt4Test, ValuesOfEveryLayoutAreThoseOfTheFile) {
 
 // Every one names the tensor and the file.
 TEST(GroupedInt4Test, DamagedTensorsAreRefusedByName) {
-  std::mt19937_64 random(std::random_device{}());
+  TestRandom random;
   const std::string base = "model.layers.0.mlp.up_proj.";
   struct Case {
     Layout layout;

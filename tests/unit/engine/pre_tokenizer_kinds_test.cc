@@ -4,6 +4,7 @@
 #include <set>
 
 #include "tests/unit/engine/tokenizer_testing.h"
+#include "tests/unit/test_seed.h"
 
 namespace winnow::engine {
 namespace {
@@ -19,9 +20,7 @@ json BytesOf(const PreTokenizerKind& kind) {
 }
 
 TEST(PreTokenizerKinds, EveryKindLoadsAndEveryTextComesBack) {
-  const uint64_t seed = std::random_device()();
-  SCOPED_TRACE(seed);
-  std::mt19937_64 random(seed);
+  TestRandom random;
   std::set<std::string> names;
   for (const PreTokenizerKind& kind : PreTokenizerKinds()) {
     SCOPED_TRACE(kind.name);

@@ -13,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/model_files.h"
+#include "tests/unit/test_seed.h"
 
 namespace winnow::engine {
 namespace {
@@ -241,9 +242,7 @@ TEST(SafetensorsTest, RandomDamageNeverCrashes) {
   ASSERT_TRUE(ParseBytes(bytes).ok());
   uint64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof(length));
-  const uint64_t seed = std::random_device()();
-  SCOPED_TRACE("seed " + std::to_string(seed));
-  std::mt19937_64 random(seed);
+  TestRandom random;
   const std::string alphabet = "{}[]\",:0123456789-.eE\\u tfnx\xff";
   int refused = 0;
   for (int round = 0; round < 3000; ++round) {

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <numeric>
 #include <random>
 #include <span>
@@ -16,6 +15,7 @@
 #include "engine/decoder.h"
 #include "gtest/gtest.h"
 #include "kernels/check.h"
+#include "tests/unit/test_seed.h"
 
 namespace winnow::engine::testing {
 
@@ -30,11 +30,7 @@ inline std::vector<std::string> Isas() {
   return isas;
 }
 
-// From WINNOW_TEST_SEED, or fresh; the test prints it when it fails.
-inline uint64_t TestSeed() {
-  if (const char* text = std::getenv("WINNOW_TEST_SEED")) return std::strtoull(text, nullptr, 10);
-  return std::random_device()();
-}
+using ::winnow::TestSeed;  // the test prints it when it fails
 
 // All blocks of the pool in a random order, so that no test depends on neighbours being adjacent.
 inline std::vector<int32_t> ShuffledBlocks(const Decoder& decoder, std::mt19937_64& random) {

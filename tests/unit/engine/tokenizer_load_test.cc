@@ -1,6 +1,7 @@
 // tokenizer.json is not trusted: what is malformed is named with its place, what is not supported
 // by its name.
 #include "tests/unit/engine/tokenizer_testing.h"
+#include "tests/unit/test_seed.h"
 
 namespace winnow::engine {
 namespace {
@@ -192,9 +193,7 @@ TEST(TokenizerLoad, TruncatedFilesAreRefusedAtEveryLength) {
 // Any single value replaced by any other must give a tokenizer or a status, and never anything
 // else.
 TEST(TokenizerLoad, RandomDamageNeverBreaksTheLoader) {
-  const uint64_t seed = std::random_device()();
-  SCOPED_TRACE(seed);
-  std::mt19937_64 random(seed);
+  TestRandom random;
   const json original = ReadJson(SourcePath("tests/golden/tokenizer/llama3.json"))["tokenizer"];
   const json flat = original.flatten();
   std::vector<std::string> pointers;

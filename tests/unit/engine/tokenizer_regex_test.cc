@@ -2,6 +2,7 @@
 
 #include "engine/text/tokenizer_regex_syntax.h"
 #include "tests/unit/engine/tokenizer_testing.h"
+#include "tests/unit/test_seed.h"
 
 namespace winnow::engine {
 namespace {
@@ -111,9 +112,7 @@ TEST(TokenizerRegex, WhatCannotBeTranslatedIsRefusedByName) {
 }
 
 TEST(TokenizerRegex, RandomPatternsNeverBreakTheTranslator) {
-  const uint64_t seed = std::random_device()();
-  SCOPED_TRACE(seed);
-  std::mt19937_64 random(seed);
+  TestRandom random;
   constexpr std::string_view kParts[] = {"(", ")", "[",    "]",   "\\", "p{L}",
                                          "^", "-", "*",    "+",   "?",  "{1,2}",
                                          "a", "|", "(?i:", "(?!", "s",  "\xC3\xA9"};

@@ -3,6 +3,7 @@
 #include <ctime>
 
 #include "tests/unit/engine/tokenizer_testing.h"
+#include "tests/unit/test_seed.h"
 
 namespace winnow::engine {
 namespace {
@@ -125,9 +126,7 @@ TEST(Tokenizer, TheLastCharacterOfAWordHasTheSuffix) {
 
 TEST(Tokenizer, AnyTextComesBackFromByteLevelTokens) {
   const auto tokenizer = MakeTokenizer(ByteLevelJson(kControl));
-  const uint64_t seed = std::random_device()();
-  SCOPED_TRACE(seed);
-  std::mt19937_64 random(seed);
+  TestRandom random;
   for (int i = 0; i < 500; ++i) {
     const std::string text = RandomText(random, 40);
     EXPECT_EQ(tokenizer->Decode(Ids(tokenizer->Encode(text, false, false)), false), text);

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <fstream>
 #include <numeric>
+#include <optional>
 
 #include "engine/retrieval/transform_fit_cache.h"
 #include "gmock/gmock.h"
@@ -13,6 +13,7 @@
 #include "kernels/backend.h"
 #include "kernels/transform_code.h"
 #include "nlohmann/json.hpp"
+#include "tests/unit/temp_dir.h"
 
 namespace winnow::engine {
 namespace {
@@ -350,7 +351,8 @@ struct Stored {
 
 TEST(TransformFitCacheTest, GivesBackWhatWasWritten) {
   const Stored stored;
-  const std::string path = ::testing::TempDir() + "/winnow-fit/one/fit.bin";
+  auto directory = std::make_optional<TempDir>();
+  const std::string path = directory->File("winnow-fit/one/fit.bin");
   ASSERT_TRUE(WriteTransformFit(path, "key", stored.fit).ok());
   const auto found = ReadTransformFit(path, "key", stored.config);
   ASSERT_TRUE(found.ok() && found->has_value());
@@ -362,7 +364,7 @@ TEST(TransformFitCacheTest, GivesBackWhatWasWritten) {
   TransformFit other = stored.fit;
   other.residuals[0].heads[0].first_steps[0] += 1;
   EXPECT_NE(TransformFitId(other), stored.fit.id);
-  std::filesystem::remove_all(::testing::TempDir() + "/winnow-fit");
+  directory.reset();
   const auto gone = ReadTransformFit(path, "key", stored.config);
   EXPECT_TRUE(gone.ok() && !gone->has_value());
 }

@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/model_files.h"
+#include "tests/unit/test_seed.h"
 
 namespace winnow::engine {
 namespace {
@@ -268,9 +269,7 @@ TEST(WeightsTest, AFileTruncatedAnywhereIsRefusedByName) {
   const TinyModel model;
   const std::string bytes = ReadText(model.File("model.safetensors"));
   const auto config = LoadModelConfig(model.dir());
-  const uint64_t seed = std::random_device()();
-  SCOPED_TRACE("seed " + std::to_string(seed));
-  std::mt19937_64 random(seed);
+  TestRandom random;
   for (int i = 0; i < 1000; ++i) {
     const size_t size = random() % bytes.size();
     std::filesystem::resize_file(model.File("model.safetensors"), 0);

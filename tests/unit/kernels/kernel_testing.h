@@ -18,6 +18,7 @@
 
 #include "kernels/backend.h"
 #include "tests/unit/kernels/guarded_array.h"
+#include "tests/unit/test_seed.h"
 
 namespace winnow::kernels {
 
@@ -25,7 +26,7 @@ namespace winnow::kernels {
 // repeats one.
 class Random {
  public:
-  Random() : seed_(SeedFromEnvironment()), engine_(seed_) {}
+  Random() : seed_(TestSeed()), engine_(seed_) {}
   uint64_t seed() const { return seed_; }
   int64_t Int(int64_t low, int64_t high) {
     return std::uniform_int_distribution<int64_t>(low, high)(engine_);
@@ -39,11 +40,6 @@ class Random {
   }
 
  private:
-  static uint64_t SeedFromEnvironment() {
-    const char* text = std::getenv("WINNOW_TEST_SEED");
-    return text != nullptr ? std::stoull(text) : std::random_device()();
-  }
-
   const uint64_t seed_;
   std::mt19937_64 engine_;
 };

@@ -10,6 +10,7 @@
 
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/unit/test_seed.h"
 
 namespace winnow::kernels {
 namespace {
@@ -93,7 +94,7 @@ TEST(Quantized, PlainTypesAreThoseOfBackends) {
 }
 
 TEST(Quantized, PartsOfABlockGiveItsValues) {
-  std::mt19937_64 random(std::random_device{}());
+  TestRandom random;
   for (const WeightType type : AllTypes()) {
     if (PlainType(type) || IsFloat8(type)) continue;
     SCOPED_TRACE(WeightTypeName(type));
@@ -137,7 +138,7 @@ std::vector<float> RowToRound(std::mt19937_64& random, int64_t cols) {
 }
 
 TEST(Quantized, RowsRoundedToEightBitsAreAsNearAsTheirStepsAllow) {
-  std::mt19937_64 random(std::random_device{}());
+  TestRandom random;
   constexpr int64_t kCols = 32 * 40;
   const std::vector<float> row = RowToRound(random, kCols);
   std::vector<float> back(kCols);
@@ -156,7 +157,7 @@ TEST(Quantized, RowsRoundedToEightBitsAreAsNearAsTheirStepsAllow) {
 
 // Beside the line from the smallest to the largest value, which is where the search begins.
 TEST(Quantized, RowsRoundedToFourBitsAreNearerThanTheLineThroughTheirEnds) {
-  std::mt19937_64 random(std::random_device{}());
+  TestRandom random;
   constexpr int64_t kCols = 32 * 400;
   const std::vector<float> row = RowToRound(random, kCols);
   std::vector<float> back(kCols);
@@ -168,11 +169,8 @@ TEST(Quantized, RowsRoundedToFourBitsAreNearerThanTheLineThroughTheirEnds) {
     SCOPED_TRACE(at / 32);
     const auto [least, most] = std::minmax_element(row.begin() + at, row.begin() + at + 32);
     const float scale = ToFloat(ToF16((*most - *least) / 15)), offset = ToFloat(ToF16(*least));
-    const BlockParts parts = [&] {
-      BlockParts split;
-      SplitBlock(WeightType::kQ4_1, packed.data() + at / 32 * 20, &split);
-      return split;
-    }();
+    BlockParts parts;
+    SplitBlock(WeightType::kQ4_1, packed.data() + at / 32 * 20, &parts);
     const float own_scale = ToFloat(F16{parts.scale}), own_offset = ToFloat(F16{parts.offset});
     const auto nearest = [](float x, float s, float o) {
       return s == 0 ? 0 : std::nearbyint(std::clamp((x - o) * (1 / s), 0.0f, 15.0f));
@@ -193,7 +191,7 @@ TEST(Quantized, RowsRoundedToFourBitsAreNearerThanTheLineThroughTheirEnds) {
 }
 
 TEST(Quantized, RowsRoundedToFloatsOfEightBitsAreAsNearAsTheirMantissas) {
-  std::mt19937_64 random(std::random_device{}());
+  TestRandom random;
   std::normal_distribution<float> normal;
   for (const int64_t cols : {32 * 39, 128 * 10}) {
     const WeightType type = Float8TypeFor(cols);

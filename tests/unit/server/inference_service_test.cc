@@ -5,12 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <functional>
 #include <future>
 #include <random>
 
 #include "tests/unit/server/test_server.h"
+#include "tests/unit/test_seed.h"
 
 namespace winnow::server {
 namespace {
@@ -624,8 +624,7 @@ TEST(InferenceService, RandomCancelsLeaveNothingBehind) {
     requests.push_back(CountingRequest("Story " + std::to_string(i), 10 + 10 * i));
     alone.push_back(Generate(*stub, requests.back()).ids[0]);
   }
-  const char* fixed = std::getenv("WINNOW_TEST_SEED");
-  const uint32_t seed = fixed ? std::strtoul(fixed, nullptr, 10) : std::random_device()();
+  const uint64_t seed = TestSeed();
   SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed));
   std::atomic<int> finished = 0;
   std::vector<std::thread> clients;

@@ -1,5 +1,6 @@
 // An answer that is forced: which tokens may come, and when.
 #include "server/token_forcing.h"
+#include "tests/unit/test_seed.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +20,7 @@ std::vector<int32_t> Allowed(engine::GrammarState& state, int32_t vocab_size) {
 }
 
 TEST(TokenForcingTest, EachTokenIsTheOnlyOneAtItsPlaceAndThenAllAre) {
-  std::mt19937 random(std::random_device{}());
+  TestRandom random;
   for (const int32_t vocab_size : {1, 31, 32, 33, 1000}) {
     std::vector<int32_t> tokens(20);
     for (int32_t& token : tokens) {

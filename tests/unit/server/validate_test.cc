@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <random>
@@ -14,6 +13,7 @@
 #include "google/rpc/status.pb.h"
 #include "server/status.h"
 #include "tests/unit/server/needle_model.h"
+#include "tests/unit/test_seed.h"
 #include "winnow/v1/inference.pb.h"
 
 namespace winnow::server {
@@ -567,10 +567,7 @@ TEST_F(ValidateTest, ChoicesHaveSeedsOfTheirOwn) {
 
 // Whatever numbers a request has: it is refused, or everything in the engine's request is in range.
 TEST_F(ValidateTest, RandomRequestsAreRefusedOrInRange) {
-  const char* fixed = std::getenv("WINNOW_TEST_SEED");
-  const uint32_t seed = fixed ? std::strtoul(fixed, nullptr, 10) : std::random_device()();
-  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed));
-  std::mt19937 random(seed);
+  TestRandom random;
   const auto number = [&]() -> float {
     switch (random() % 6) {
       case 0:

@@ -4,10 +4,10 @@
 #include <google/protobuf/stubs/logging.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <random>
 
 #include "server/status.h"
+#include "tests/unit/test_seed.h"
 #include "winnow/v1/inference.pb.h"
 
 namespace winnow::server {
@@ -82,10 +82,7 @@ TEST(Wire, BytesThatAreNotProtobufSayWhatWasExpected) {
 
 TEST(Wire, RandomBytesNeverCrash) {
   google::protobuf::LogSilencer quiet;
-  const char* fixed = std::getenv("WINNOW_TEST_SEED");
-  const uint32_t seed = fixed ? std::strtoul(fixed, nullptr, 10) : std::random_device()();
-  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed));
-  std::mt19937 random(seed);
+  TestRandom random;
   v1::GenerateRequest good;
   for (int i = 0; i < 5; ++i) {
     v1::ChatMessage& message = *good.mutable_chat()->add_messages();
