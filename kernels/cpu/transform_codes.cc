@@ -2,7 +2,7 @@
 // and KV head each. A thread does all of a unit where there are many; else each step is a loop over threads:
 //
 //   prepare  for each unit the coefficients of its queries
-//   sums     for each range of its tokens the pieces' peaks and sums
+//   sums     for each range of its tokens the pieces' peaks and sums, and the tokens' cells
 //   combine  for each unit its references and denominators
 //   weigh    for each range distances (keys from the other end) of all tokens, and masses of cells. Dots are kept from
 //            the sums where they stay in the cache, and else computed again, which costs less than to write and read them
@@ -28,7 +28,7 @@ namespace {
 
 constexpr int32_t kUnitsOfThread = 4;  // from so many on, threads take whole units
 constexpr int32_t kWholeUnit = 1 << 30;
-constexpr size_t kKeptBytesMax = size_t{1} << 20;  // dots of a thread that stay in the second-level cache
+constexpr size_t kKeptBytesMax = size_t{4} << 20;  // dots of a thread: 128K tokens of four queries and more
 constexpr int32_t kMostRangePieces = 16;
 constexpr int32_t kRangesOfThread = 4;       // at least, where there are as many pieces
 constexpr int32_t kCandidateTokens = 16384;  // whose slots fit in the upper half of a candidate
@@ -137,6 +137,7 @@ struct Unit {
   std::vector<Range> ranges;
   float* kept = nullptr;          // dots of its pieces from sums to masses; null: they are computed again
   uint16_t* distances = nullptr;  // from the first token's tile on
+  uint8_t* cells = nullptr;       // likewise
   uint32_t* candidates = nullptr;
   int32_t base = 0;  // token of distances[0]
 };
@@ -145,9 +146,9 @@ int32_t PieceOf(const Unit& unit, int32_t token) {
   return token / kMassPieceTokens - unit.query->mid.first / kMassPieceTokens;
 }
 
+size_t UnitPlaces(TokenRange mid) { return size_t{1} * mid.size() + kCodeTileTokens + kPadding; }
 size_t UnitBytes(TokenRange mid) {
-  const size_t places = size_t{1} * mid.size() + kCodeTileTokens + kPadding;
-  return (places * (sizeof(uint16_t) + sizeof(uint32_t)) + 63) / 64 * 64;
+  return (UnitPlaces(mid) * (sizeof(uint32_t) + sizeof(uint16_t) + sizeof(uint8_t)) + 63) / 64 * 64;
 }
 
 size_t NumRanges(TokenRange mid, int32_t range_tokens) {
@@ -222,12 +223,18 @@ void PrepareUnit(const CpuOps& ops, const CpuTransformCode& transform, int32_t k
   unit.call.coefs = unit.coefs.data();
 }
 
-void SumRange(const CpuOps& ops, Unit& unit, const Range& range, float* scratch) {
+// Cells are taken here, too, where the codes have just been read.
+void SumRange(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, Unit& unit,
+              const Range& range, float* scratch) {
   const int32_t group = unit.call.group;
   ForPieces(range.tokens, [&](TokenRange tokens, int32_t tile) {
     const int32_t piece = PieceOf(unit, tokens.first);
     float* const dots = unit.kept == nullptr ? scratch : unit.kept + piece * DotsOfPiece(group);
     ops.mass_dots(unit.call, tokens.first, tokens.last, dots);
+    if (range.masses != nullptr) {
+      ops.mass_cells(unit.call, cell_bits.data(), static_cast<int32_t>(cell_bits.size()),
+                     tokens.first, tokens.last, unit.cells + (tile - unit.base));
+    }
     for (int32_t g = 0; g < group; ++g) {
       const float* of_query = dots + int64_t{g} * kMassDotsStride + (tokens.first - tile);
       const int64_t at = int64_t{g} * unit.pieces + piece;
@@ -296,17 +303,17 @@ struct MassScratchSizes {
 };
 
 // Adds what `fixed` has of the tokens to their cells: masses as a range's.
-void AddMasses(const CpuOps& ops, int32_t group, const PieceScratch& scratch, TokenRange tokens,
-               int64_t* masses) {
+void AddMasses(const CpuOps& ops, int32_t group, const int32_t* fixed, const uint8_t* cells,
+               TokenRange tokens, int64_t* masses) {
   for (int32_t full = 0; full < FullGroups(group); ++full) {
-    ops.mass_add(scratch.fixed + int64_t{full} * kMassAddQueries * kMassDotsStride, scratch.cells,
-                 tokens.first, tokens.last,
+    ops.mass_add(fixed + int64_t{full} * kMassAddQueries * kMassDotsStride, cells, tokens.first,
+                 tokens.last,
                  masses + int64_t{full} * kMassAddQueries * kTransformCells);
   }
 }
 
-void WeighRange(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const Unit& unit,
-                const Range& range, const PieceScratch& scratch) {
+void WeighRange(const CpuOps& ops, const Unit& unit, const Range& range,
+                const PieceScratch& scratch) {
   const int32_t group = unit.call.group;
   if (range.masses != nullptr) std::fill_n(range.masses, RangeMasses(group), 0);
   ForPieces(range.tokens, [&](TokenRange tokens, int32_t tile) {
@@ -320,9 +327,8 @@ void WeighRange(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const 
                      unit.distances + (tile - unit.base),
                      range.masses == nullptr ? nullptr : scratch.fixed);
     if (range.masses == nullptr) return;
-    ops.mass_cells(unit.call, cell_bits.data(), static_cast<int32_t>(cell_bits.size()),
-                   tokens.first, tokens.last, scratch.cells);
-    AddMasses(ops, group, scratch, {tokens.first - tile, tokens.last - tile}, range.masses);
+    AddMasses(ops, group, scratch.fixed, unit.cells + (tile - unit.base),
+              {tokens.first - tile, tokens.last - tile}, range.masses);
   });
 }
 
@@ -462,7 +468,7 @@ void TakeMasses(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const 
                      scratch.fixed);
     ops.mass_cells(call, cell_bits.data(), static_cast<int32_t>(cell_bits.size()), 0, count,
                    scratch.cells);
-    AddMasses(ops, group, scratch, {0, count}, scratch.masses);
+    AddMasses(ops, group, scratch.fixed, scratch.cells, {0, count}, scratch.masses);
   }
   SumMasses(scratch.masses, group, -1, masses);
 }
@@ -770,8 +776,8 @@ void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
     unit.call.last = mid.last;
     unit.base = mid.first / kCodeTileTokens * kCodeTileTokens;
     unit.candidates = reinterpret_cast<uint32_t*>(free);
-    unit.distances = reinterpret_cast<uint16_t*>(
-        free + (size_t{1} * mid.size() + kCodeTileTokens + kPadding) * sizeof(uint32_t));
+    unit.distances = reinterpret_cast<uint16_t*>(unit.candidates + UnitPlaces(mid));
+    unit.cells = reinterpret_cast<uint8_t*>(unit.distances + UnitPlaces(mid));
     free += UnitBytes(mid);
     unit.pieces = PieceOf(unit, mid.last - 1) + 1;
     unit.peaks.resize(size_t{1} * unit.pieces * group);
@@ -835,23 +841,24 @@ void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
         unit.kept = kept + thread * (kept_bytes_max / sizeof(float));
       }
       prepare(unit);
-      for (const Range& range : unit.ranges) SumRange(ops_, unit, range, of_thread.dots);
-      combine(unit);
       for (const Range& range : unit.ranges) {
-        WeighRange(ops_, cell_bits(unit), unit, range, of_thread);
+        SumRange(ops_, cell_bits(unit), unit, range, of_thread.dots);
       }
+      combine(unit);
+      for (const Range& range : unit.ranges) WeighRange(ops_, unit, range, of_thread);
       take(unit, thread);
     });
     return;
   }
   threads_.ParallelFor(num_units, [&](int64_t i, int) { prepare(units[i]); });
   threads_.ParallelFor(num_ranges, [&](int64_t i, int thread) {
-    SumRange(ops_, *ranges[i].first, *ranges[i].second, scratch_of(thread).dots);
+    const auto& [unit, range] = ranges[i];
+    SumRange(ops_, cell_bits(*unit), *unit, *range, scratch_of(thread).dots);
   });
   threads_.ParallelFor(num_units, [&](int64_t i, int) { combine(units[i]); });
   threads_.ParallelFor(num_ranges, [&](int64_t i, int thread) {
     const auto& [unit, range] = ranges[i];
-    WeighRange(ops_, cell_bits(*unit), *unit, *range, scratch_of(thread));
+    WeighRange(ops_, *unit, *range, scratch_of(thread));
   });
   threads_.ParallelFor(num_units, [&](int64_t i, int thread) { take(units[i], thread); });
 }
