@@ -934,7 +934,7 @@ TEST_P(TransformCodeBackendTest, ExponentialsHaveTheReferencesBitsDownToNothing)
   uint8_t cells[kMassDotsStride];
   for (int32_t i = 0; i < kMassDotsStride; ++i) cells[i] = static_cast<uint8_t>(i % 256);
   constexpr float kStep = 0x1p-14f;
-  constexpr float kInverse = 0.75f;
+  constexpr float kInverse = 4;  // 2^-60 times that still has a key
   for (int32_t first = 0; first < 160 << 14; first += 499) {
     const auto count = 490 + first % 20;
     for (int32_t i = 0; i < count; ++i) dots[i] = i == 7 ? 0.0f : -static_cast<float>(first + i);
