@@ -223,8 +223,9 @@ using TransformRowsFn = void(const float* x, int64_t rows, int32_t d, const floa
                              int32_t n, const float* begin, float* y);
 struct MassField {
   int32_t word = 0, shift = 0, low = 0;
-  uint32_t mask = 0;    // of the four bytes, after the shift
-  uint64_t matrix = 0;  // takes the field out of a byte and to its place in the index (vgf2p8affineqb)
+  uint32_t mask = 0;  // of the four bytes, after the shift
+  uint64_t matrix =
+      0;  // takes the field out of a byte and to its place in the index (vgf2p8affineqb)
 };
 struct MassCall {
   const void* codes = nullptr;  // the layer's pool

@@ -19,8 +19,9 @@ inline Vec::Reg TimesPowerOf2(Vec::Reg y, Vec::Reg n) { return _mm512_scalef_ps(
 inline void StoreInts(int32_t* p, Vec::Reg x) { _mm512_storeu_si512(p, _mm512_cvttps_epi32(x)); }
 // Bits of x, less those of a key's begin, held in [0, 65535] and counted from the other end.
 inline void StoreDistances(uint16_t* p, Vec::Reg mass) {
-  const __m512i beyond = _mm512_sub_epi32(_mm512_set1_epi32(kMassKeyBase + kMassKeyBins - 1),
-                                          _mm512_srli_epi32(_mm512_castps_si512(mass), kMassKeyShift));
+  const __m512i beyond =
+      _mm512_sub_epi32(_mm512_set1_epi32(kMassKeyBase + kMassKeyBins - 1),
+                       _mm512_srli_epi32(_mm512_castps_si512(mass), kMassKeyShift));
   const __m512i held = _mm512_max_epi32(beyond, _mm512_setzero_si512());
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtusepi32_epi16(held));
 }

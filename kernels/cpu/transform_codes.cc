@@ -28,7 +28,8 @@ namespace {
 
 constexpr int32_t kUnitsOfThread = 4;  // from so many on, threads take whole units
 constexpr int32_t kWholeUnit = 1 << 30;
-constexpr size_t kKeptBytesMax = size_t{4} << 20;  // dots of a thread: 128K tokens of four queries and more
+constexpr size_t kKeptBytesMax = size_t{4}
+                                 << 20;  // dots of a thread: 128K tokens of four queries and more
 constexpr int32_t kMostRangePieces = 16;
 constexpr int32_t kRangesOfThread = 4;       // at least, where there are as many pieces
 constexpr int32_t kCandidateTokens = 16384;  // whose slots fit in the upper half of a candidate
@@ -56,11 +57,12 @@ class CpuTransformCode final : public PackedTransformCode {
     int32_t padded = 0;   // n at least, a multiple of 16
     int32_t columns = 0;  // n + 1 + delta_rows at least, a multiple of 16
     int32_t delta_rows = 0;
-    std::vector<float> key_weight;    // [d][padded]
-    std::vector<float> key_bias;      // [padded]
-    std::vector<float> query_weight;  // [d][columns]: column n is the mean, those behind it are the delta weights
-    std::vector<float> zeros;         // [columns]
-    std::vector<float> most;             // [n] the largest index
+    std::vector<float> key_weight;  // [d][padded]
+    std::vector<float> key_bias;    // [padded]
+    std::vector<float>
+        query_weight;  // [d][columns]: column n is the mean, those behind it are the delta weights
+    std::vector<float> zeros;  // [columns]
+    std::vector<float> most;   // [n] the largest index
     std::vector<MassField> fields;
   };
   explicit CpuTransformCode(const TransformCodeWeights& weights) : weights_(weights) {
@@ -135,7 +137,7 @@ struct Unit {
   std::vector<int64_t> sums;  // as the peaks
   int32_t pieces = 0;
   std::vector<Range> ranges;
-  float* kept = nullptr;          // dots of its pieces from sums to masses; null: they are computed again
+  float* kept = nullptr;  // dots of its pieces from sums to masses; null: they are computed again
   uint16_t* distances = nullptr;  // from the first token's tile on
   uint8_t* cells = nullptr;       // likewise
   uint32_t* candidates = nullptr;
@@ -307,8 +309,7 @@ void AddMasses(const CpuOps& ops, int32_t group, const int32_t* fixed, const uin
                TokenRange tokens, int64_t* masses) {
   for (int32_t full = 0; full < FullGroups(group); ++full) {
     ops.mass_add(fixed + int64_t{full} * kMassAddQueries * kMassDotsStride, cells, tokens.first,
-                 tokens.last,
-                 masses + int64_t{full} * kMassAddQueries * kTransformCells);
+                 tokens.last, masses + int64_t{full} * kMassAddQueries * kTransformCells);
   }
 }
 
@@ -739,8 +740,7 @@ void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
   for (const auto& [index, kv_head] : wave) {
     const TokenRange mid = args.queries[index].mid;
     if (has_tail(kv_head)) with_tail += NumRanges(mid, range_tokens);
-    const size_t unit_bytes =
-        NumRanges(mid, kMassPieceTokens) * DotsOfPiece(group) * sizeof(float);
+    const size_t unit_bytes = NumRanges(mid, kMassPieceTokens) * DotsOfPiece(group) * sizeof(float);
     kept_bytes += unit_bytes;
     if (unit_bytes <= kKeptBytesMax) kept_bytes_max = std::max(kept_bytes_max, unit_bytes);
   }
