@@ -353,8 +353,8 @@ int32_t GuessBound(const Unit& unit) {
   return sample[rank];
 }
 
-// The distance of the k-th nearest candidate, and in `ties` how many at that distance belong to the k. Two counts by
-// bytes take a fifth of the time of a partial sort. REQUIRES: k <= candidates.size().
+// The distance of the k-th nearest candidate, and in `ties` how many at that distance belong to the k: two counts by
+// bytes. REQUIRES: k <= candidates.size().
 int32_t KthDistance(std::span<const uint32_t> candidates, int32_t k, int32_t* ties) {
   int32_t byte_counts[256] = {};
   for (const uint32_t one : candidates) ++byte_counts[one >> 8 & 0xff];
