@@ -75,7 +75,7 @@ bool HasAvx512() {
   return HasAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          HasAvx512BF16() && __builtin_cpu_supports("avx512vnni") &&
-         __builtin_cpu_supports("avx512vpopcntdq");
+         __builtin_cpu_supports("avx512vpopcntdq") && __builtin_cpu_supports("gfni");
 }
 
 // Tiles, their bf16 product, and the system's leave to use them, which Linux gives to a process that asks: their 8 KiB are

@@ -224,6 +224,8 @@ using TransformRowsFn = void(const float* x, int64_t rows, int32_t d, const floa
 struct MassField {
   int32_t word = 0, shift = 0, low = 0;
   uint32_t mask = 0;  // of the four bytes, after the shift
+  uint64_t matrix =
+      0;  // takes the field out of a byte and to its place in the index (vgf2p8affineqb)
 };
 struct MassCall {
   const void* codes = nullptr;  // the layer's pool
@@ -234,27 +236,29 @@ struct MassCall {
   int32_t num_fields = 0;
   int32_t group = 0;
   const int32_t* coefs = nullptr;  // [group][num_fields] four bytes each, of the field's quad
+  int32_t last = 0;                // codes of tokens from here on are not read, nor asked for ahead
 };
 // Places for the dots of a piece, in whole tiles, and what vectors write past them.
 inline constexpr int32_t kMassDotsStride = 512 + 32;
 inline constexpr int kMassAddQueries = 4;
 // D_j of the tokens of whole tiles that hold [first, last), at most a piece: dots [group][kMassDotsStride], the first
-// is that of the first tile's first token.
-using MassDotsFn = void(const MassCall& call, int32_t first, int32_t last, int32_t* dots);
+// is that of the first tile's first token. They are integers far below 2^24, so that float32 has each of them and of
+// their differences.
+using MassDotsFn = void(const MassCall& call, int32_t first, int32_t last, float* dots);
 // S_p of `count` dots, and P_p in `peak`. REQUIRES: count > 0.
-using MassSumFn = int64_t(const int32_t* dots, int32_t count, float a, int32_t* peak);
+using MassSumFn = int64_t(const float* dots, int32_t count, float a, float* peak);
 struct MassHead {
   float a = 0, b = 0, reference = 0, inverse = 0;
 };
-// Of dots [group][kMassDotsStride]: distances = 65535 - key, and int(w_j * 2^30) in `fixed`, as dots, unless it is null.
-// Reads and writes up to 15 places past `count`.
-using MassWeightsFn = void(const MassHead* heads, int32_t group, const int32_t* dots, int32_t count,
+// Of dots [group][kMassDotsStride]: distances = 65535 - key, and int(w_j * 2^30) in `fixed` unless it is null:
+// [group / kMassAddQueries, rounded up][kMassDotsStride][kMassAddQueries], tokens in the order that MassAdd reads. Queries
+// that fill up the last four have zeros. Reads and writes up to 15 places past `count`.
+using MassWeightsFn = void(const MassHead* heads, int32_t group, const float* dots, int32_t count,
                            uint16_t* distances, int32_t* fixed);
 // Cells of the same tokens as MassDots; writes whole tiles.
 using MassCellsFn = void(const MassCall& call, const uint8_t* cell_bits, int32_t num_bits,
                          int32_t first, int32_t last, uint8_t* cells);
-// For kMassAddQueries queries: masses [cell][kMassAddQueries] += fixed [kMassAddQueries][kMassDotsStride] of the tokens
-// [begin, end), each at its cell.
+// For kMassAddQueries queries: masses [cell][kMassAddQueries] += fixed, of the tokens [begin, end), each at its cell.
 using MassAddFn = void(const int32_t* fixed, const uint8_t* cells, int32_t begin, int32_t end,
                        int64_t* masses);
 
@@ -265,10 +269,10 @@ struct RerankHead {
   float residual_a = 0, residual_b = 0;
 };
 // logits = L'_j of dots and residual dots; `most` rises to the largest. Returns the sum of int(E2(L_j - R) * 2^26).
-using RerankLogitsFn = int64_t(const RerankHead& head, const int32_t* dots,
-                               const int32_t* residual_dots, int32_t count, float* logits,
+using RerankLogitsFn = int64_t(const RerankHead& head, const float* dots,
+                               const float* residual_dots, int32_t count, float* logits,
                                float* most);
-// weights = w'_j, in the place of the logits. Returns the sum of int(w'_j * 2^26).
+// weights = E2(logit - most), in the place of the logits. Returns the sum of int(weight * 2^26).
 using RerankWeightsFn = int64_t(float most, int32_t count, float* logits);
 // distances = 65535 - key of weights [group][stride].
 using RerankDistancesFn = void(const float* weights, int64_t stride, const float* inverses,

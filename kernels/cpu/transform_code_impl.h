@@ -12,44 +12,48 @@ constexpr int32_t kTile = kCodeTileTokens;
 #if defined(__AVX512F__)
 
 inline Vec::Reg Fma(Vec::Reg a, Vec::Reg b, Vec::Reg c) { return _mm512_fmadd_ps(a, b, c); }
-inline Vec::Reg FromInts(const int32_t* p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }
-inline Vec::Reg Round(Vec::Reg x) {
-  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+inline Vec::Reg FractionOf(Vec::Reg x) {
+  return _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-inline Vec::Reg TimesPowerOf2(Vec::Reg y, Vec::Reg n) {
-  const __m512i exponent = _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23);
-  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(y), exponent));
-}
+inline Vec::Reg TimesPowerOf2(Vec::Reg y, Vec::Reg n) { return _mm512_scalef_ps(y, n); }
 inline void StoreInts(int32_t* p, Vec::Reg x) { _mm512_storeu_si512(p, _mm512_cvttps_epi32(x)); }
 // Bits of x, less those of a key's begin, held in [0, 65535] and counted from the other end.
 inline void StoreDistances(uint16_t* p, Vec::Reg mass) {
-  const __m512i key = _mm512_sub_epi32(_mm512_srli_epi32(_mm512_castps_si512(mass), kMassKeyShift),
-                                       _mm512_set1_epi32(kMassKeyBase));
-  const __m512i held = _mm512_min_epi32(_mm512_max_epi32(key, _mm512_setzero_si512()),
-                                        _mm512_set1_epi32(kMassKeyBins - 1));
-  const __m512i distance = _mm512_sub_epi32(_mm512_set1_epi32(kMassKeyBins - 1), held);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(distance));
+  const __m512i beyond =
+      _mm512_sub_epi32(_mm512_set1_epi32(kMassKeyBase + kMassKeyBins - 1),
+                       _mm512_srli_epi32(_mm512_castps_si512(mass), kMassKeyShift));
+  const __m512i held = _mm512_max_epi32(beyond, _mm512_setzero_si512());
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtusepi32_epi16(held));
+}
+// Integers of four queries, those of a token side by side (FixedPlace).
+inline void StoreFixed(int32_t* p, const Vec::Reg* of_queries) {
+  const __m512i a = _mm512_cvttps_epi32(of_queries[0]), b = _mm512_cvttps_epi32(of_queries[1]);
+  const __m512i c = _mm512_cvttps_epi32(of_queries[2]), d = _mm512_cvttps_epi32(of_queries[3]);
+  const __m512i ab_low = _mm512_unpacklo_epi32(a, b), ab_high = _mm512_unpackhi_epi32(a, b);
+  const __m512i cd_low = _mm512_unpacklo_epi32(c, d), cd_high = _mm512_unpackhi_epi32(c, d);
+  _mm512_storeu_si512(p, _mm512_unpacklo_epi64(ab_low, cd_low));
+  _mm512_storeu_si512(p + kLanes, _mm512_unpackhi_epi64(ab_low, cd_low));
+  _mm512_storeu_si512(p + 2 * kLanes, _mm512_unpacklo_epi64(ab_high, cd_high));
+  _mm512_storeu_si512(p + 3 * kLanes, _mm512_unpackhi_epi64(ab_high, cd_high));
 }
 
-// Dots of 16 codes for each of kTiles tiles side by side with the coefficients of kGroup queries. Sums of two tiles are
-// independent chains: one alone would wait for itself.
+// Dots of 16 codes for each of kTiles tiles side by side with the coefficients of kGroup queries. One instruction takes a
+// field out of all bytes, and what is taken out serves all queries.
 template <int kGroup, int kTiles>
-inline void TileDots(const MassCall& call, const uint32_t* tile, int32_t first_query,
-                     int32_t* dots) {
+inline void TileDots(const MassCall& call, const uint32_t* const* tiles, int32_t first_query,
+                     float* dots) {
   __m512i acc[kGroup][kTiles];
   for (int g = 0; g < kGroup; ++g) {
     for (int t = 0; t < kTiles; ++t) acc[g][t] = _mm512_setzero_si512();
   }
-  const int64_t tile_words = int64_t{kTile} * (call.layout.bits / 32);
   const int32_t* coef = call.coefs + int64_t{first_query} * call.num_fields;
   for (int32_t f = 0; f < call.num_fields; ++f) {
     const MassField& field = call.fields[f];
-    const __m512i turn = _mm512_set1_epi32((field.shift - field.low) & 31);
-    const __m512i mask = _mm512_set1_epi32(static_cast<int>(field.mask << field.low));
+    const __m512i matrix = _mm512_set1_epi64(static_cast<int64_t>(field.matrix));
     __m512i bytes[kTiles];
     for (int t = 0; t < kTiles; ++t) {
-      const __m512i word = _mm512_loadu_si512(tile + t * tile_words + field.word * kTile);
-      bytes[t] = _mm512_and_si512(_mm512_rorv_epi32(word, turn), mask);
+      const __m512i word = _mm512_loadu_si512(tiles[t] + int64_t{field.word} * kTile);
+      bytes[t] = _mm512_gf2p8affine_epi64_epi8(word, matrix, 0);
     }
     for (int g = 0; g < kGroup; ++g) {
       const __m512i c = _mm512_set1_epi32(coef[int64_t{g} * call.num_fields + f]);
@@ -58,23 +62,47 @@ inline void TileDots(const MassCall& call, const uint32_t* tile, int32_t first_q
   }
   for (int g = 0; g < kGroup; ++g) {
     for (int t = 0; t < kTiles; ++t) {
-      _mm512_storeu_si512(dots + int64_t{first_query + g} * kMassDotsStride + t * kTile, acc[g][t]);
+      _mm512_storeu_ps(dots + int64_t{first_query + g} * kMassDotsStride + t * kTile,
+                       _mm512_cvtepi32_ps(acc[g][t]));
     }
   }
 }
 
-// Cells of a tile's 16 codes: their bits `cell_bits`, the first on top.
-inline void TileCells(const uint32_t* tile, const uint8_t* cell_bits, int32_t num_bits,
-                      uint8_t* cells) {
-  const __m512i one = _mm512_set1_epi32(1);
-  __m512i of_tile = _mm512_setzero_si512();
-  for (int32_t bit = 0; bit < num_bits; ++bit) {
-    const __m512i word = _mm512_loadu_si512(tile + cell_bits[bit] / 32 * kTile);
-    const __m512i moved = _mm512_srl_epi32(word, _mm_cvtsi32_si128(cell_bits[bit] % 32));
-    of_tile = _mm512_or_si512(_mm512_add_epi32(of_tile, of_tile), _mm512_and_si512(moved, one));
+// Takes cells out of tiles: their bits `cell_bits`, the first on top.
+class CellBits {
+ public:
+  CellBits(const uint8_t* cell_bits, int32_t num_bits) : num_bits_(num_bits) {
+    for (int32_t i = 0; i < num_bits; ++i) {
+      const int32_t place = num_bits - 1 - i;
+      word_[i] = cell_bits[i] / 32 * kTile;
+      turn_[i] = _mm512_set1_epi32((cell_bits[i] - place) & 31);
+      mask_[i] = _mm512_set1_epi32(1 << place);
+    }
   }
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(cells), _mm512_cvtepi32_epi8(of_tile));
-}
+  template <int kTiles>
+  void Take(const uint32_t* const* tiles, uint8_t* cells) const {
+    constexpr int kOrAnd = 0xf8;  // a | (b & c)
+    __m512i of_tile[kTiles];
+    for (int t = 0; t < kTiles; ++t) of_tile[t] = _mm512_setzero_si512();
+    for (int32_t i = 0; i < num_bits_; ++i) {
+      const __m512i turn = turn_[i], mask = mask_[i];
+      for (int t = 0; t < kTiles; ++t) {
+        const __m512i word = _mm512_loadu_si512(tiles[t] + word_[i]);
+        of_tile[t] =
+            _mm512_ternarylogic_epi32(of_tile[t], _mm512_rorv_epi32(word, turn), mask, kOrAnd);
+      }
+    }
+    for (int t = 0; t < kTiles; ++t) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(cells + t * kTile),
+                       _mm512_cvtepi32_epi8(of_tile[t]));
+    }
+  }
+
+ private:
+  int32_t num_bits_;
+  int32_t word_[8];
+  __m512i turn_[8], mask_[8];
+};
 
 // Adds up terms of up to 2^26, kLanes at a time: 32 of them fit into a lane.
 class TermSum {
@@ -98,17 +126,11 @@ class TermSum {
   __m512i wide_ = _mm512_setzero_si512(), part_ = _mm512_setzero_si512();
   int count_ = 0;
 };
-inline Vec::Reg BelowPeak(const int32_t* dots, int32_t peak) {
-  return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_loadu_si512(dots), _mm512_set1_epi32(peak)));
-}
 
 #elif defined(__AVX2__)
 
 inline Vec::Reg Fma(Vec::Reg a, Vec::Reg b, Vec::Reg c) { return _mm256_fmadd_ps(a, b, c); }
-inline Vec::Reg FromInts(const int32_t* p) {
-  return _mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-}
-inline Vec::Reg Round(Vec::Reg x) { return Vec::RoundToNearest(x); }
+inline Vec::Reg FractionOf(Vec::Reg x) { return Vec::Sub(x, Vec::RoundToNearest(x)); }
 inline Vec::Reg TimesPowerOf2(Vec::Reg y, Vec::Reg n) {
   const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(y), exponent));
@@ -126,6 +148,19 @@ inline void StoreDistances(uint16_t* p, Vec::Reg mass) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
 
+// Integers of four queries, those of a token side by side (FixedPlace).
+inline void StoreFixed(int32_t* p, const Vec::Reg* of_queries) {
+  const __m256i a = _mm256_cvttps_epi32(of_queries[0]), b = _mm256_cvttps_epi32(of_queries[1]);
+  const __m256i c = _mm256_cvttps_epi32(of_queries[2]), d = _mm256_cvttps_epi32(of_queries[3]);
+  const __m256i ab_low = _mm256_unpacklo_epi32(a, b), ab_high = _mm256_unpackhi_epi32(a, b);
+  const __m256i cd_low = _mm256_unpacklo_epi32(c, d), cd_high = _mm256_unpackhi_epi32(c, d);
+  auto* const to = reinterpret_cast<__m256i*>(p);
+  _mm256_storeu_si256(to, _mm256_unpacklo_epi64(ab_low, cd_low));
+  _mm256_storeu_si256(to + 1, _mm256_unpackhi_epi64(ab_low, cd_low));
+  _mm256_storeu_si256(to + 2, _mm256_unpacklo_epi64(ab_high, cd_high));
+  _mm256_storeu_si256(to + 3, _mm256_unpackhi_epi64(ab_high, cd_high));
+}
+
 // Products of two bytes are added in 16 bits, which a field of 8 bits would overflow: its halves go one by one.
 inline __m256i FieldDots(__m256i bytes, int32_t coef, int32_t low) {
   const __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi32(coef));
@@ -134,7 +169,7 @@ inline __m256i FieldDots(__m256i bytes, int32_t coef, int32_t low) {
 
 template <int kGroup>
 inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t first_query,
-                        int32_t* dots) {
+                        float* dots) {
   const int32_t* coef = call.coefs + int64_t{first_query} * call.num_fields;
   for (int half = 0; half < 2; ++half) {
     __m256i acc[kGroup];
@@ -163,32 +198,44 @@ inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t firs
       }
     }
     for (int g = 0; g < kGroup; ++g) {
-      _mm256_storeu_si256(
-          reinterpret_cast<__m256i*>(dots + int64_t{first_query + g} * kMassDotsStride + 8 * half),
-          acc[g]);
+      _mm256_storeu_ps(dots + int64_t{first_query + g} * kMassDotsStride + 8 * half,
+                       _mm256_cvtepi32_ps(acc[g]));
     }
   }
 }
 
-inline void TileCells(const uint32_t* tile, const uint8_t* cell_bits, int32_t num_bits,
-                      uint8_t* cells) {
-  const __m256i one = _mm256_set1_epi32(1);
-  __m256i of_half[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-  for (int32_t bit = 0; bit < num_bits; ++bit) {
-    const auto* words = reinterpret_cast<const __m256i*>(tile + cell_bits[bit] / 32 * kTile);
-    const __m128i shift = _mm_cvtsi32_si128(cell_bits[bit] % 32);
-    for (int half = 0; half < 2; ++half) {
-      const __m256i moved = _mm256_srl_epi32(_mm256_loadu_si256(words + half), shift);
-      of_half[half] = _mm256_or_si256(_mm256_add_epi32(of_half[half], of_half[half]),
-                                      _mm256_and_si256(moved, one));
-    }
+class CellBits {
+ public:
+  CellBits(const uint8_t* cell_bits, int32_t num_bits)
+      : cell_bits_(cell_bits), num_bits_(num_bits) {}
+  template <int kTiles>
+  void Take(const uint32_t* const* tiles, uint8_t* cells) const {
+    for (int t = 0; t < kTiles; ++t) TakeTile(tiles[t], cells + t * kTile);
   }
-  const __m256i packed =
-      _mm256_permute4x64_epi64(_mm256_packus_epi32(of_half[0], of_half[1]), 0b11011000);
-  _mm_storeu_si128(
-      reinterpret_cast<__m128i*>(cells),
-      _mm_packus_epi16(_mm256_castsi256_si128(packed), _mm256_extracti128_si256(packed, 1)));
-}
+
+ private:
+  void TakeTile(const uint32_t* tile, uint8_t* cells) const {
+    const __m256i one = _mm256_set1_epi32(1);
+    __m256i of_half[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    for (int32_t bit = 0; bit < num_bits_; ++bit) {
+      const auto* words = reinterpret_cast<const __m256i*>(tile + cell_bits_[bit] / 32 * kTile);
+      const __m128i shift = _mm_cvtsi32_si128(cell_bits_[bit] % 32);
+      for (int half = 0; half < 2; ++half) {
+        const __m256i moved = _mm256_srl_epi32(_mm256_loadu_si256(words + half), shift);
+        of_half[half] = _mm256_or_si256(_mm256_add_epi32(of_half[half], of_half[half]),
+                                        _mm256_and_si256(moved, one));
+      }
+    }
+    const __m256i packed =
+        _mm256_permute4x64_epi64(_mm256_packus_epi32(of_half[0], of_half[1]), 0b11011000);
+    _mm_storeu_si128(
+        reinterpret_cast<__m128i*>(cells),
+        _mm_packus_epi16(_mm256_castsi256_si128(packed), _mm256_extracti128_si256(packed, 1)));
+  }
+
+  const uint8_t* cell_bits_;
+  int32_t num_bits_;
+};
 
 class TermSum {
  public:
@@ -213,18 +260,16 @@ class TermSum {
   __m256i wide_ = _mm256_setzero_si256(), part_ = _mm256_setzero_si256();
   int count_ = 0;
 };
-inline Vec::Reg BelowPeak(const int32_t* dots, int32_t peak) {
-  return _mm256_cvtepi32_ps(_mm256_sub_epi32(
-      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(dots)), _mm256_set1_epi32(peak)));
-}
 
 #else
 
 inline Vec::Reg Fma(Vec::Reg a, Vec::Reg b, Vec::Reg c) { return std::fma(a, b, c); }
-inline Vec::Reg FromInts(const int32_t* p) { return static_cast<float>(*p); }
-inline Vec::Reg Round(Vec::Reg x) { return std::nearbyint(x); }
+inline Vec::Reg FractionOf(Vec::Reg x) { return x - std::nearbyint(x); }
 inline Vec::Reg TimesPowerOf2(Vec::Reg y, Vec::Reg n) { return std::ldexp(y, static_cast<int>(n)); }
 inline void StoreInts(int32_t* p, Vec::Reg x) { *p = static_cast<int32_t>(x); }
+inline void StoreFixed(int32_t* p, const Vec::Reg* of_queries) {
+  for (int g = 0; g < kMassAddQueries; ++g) StoreInts(p + g, of_queries[g]);
+}
 inline void StoreDistances(uint16_t* p, Vec::Reg mass) {
   uint32_t bits;
   __builtin_memcpy(&bits, &mass, sizeof bits);
@@ -233,16 +278,29 @@ inline void StoreDistances(uint16_t* p, Vec::Reg mass) {
   *p = static_cast<uint16_t>(kMassKeyBins - 1 - key);
 }
 
-inline void TileCells(const uint32_t* tile, const uint8_t* cell_bits, int32_t num_bits,
-                      uint8_t* cells) {
-  for (int32_t t = 0; t < kTile; ++t) {
-    uint32_t cell = 0;
-    for (int32_t bit = 0; bit < num_bits; ++bit) {
-      cell = cell << 1 | (tile[cell_bits[bit] / 32 * kTile + t] >> cell_bits[bit] % 32 & 1);
-    }
-    cells[t] = static_cast<uint8_t>(cell);
+class CellBits {
+ public:
+  CellBits(const uint8_t* cell_bits, int32_t num_bits)
+      : cell_bits_(cell_bits), num_bits_(num_bits) {}
+  template <int kTiles>
+  void Take(const uint32_t* const* tiles, uint8_t* cells) const {
+    for (int t = 0; t < kTiles; ++t) TakeTile(tiles[t], cells + t * kTile);
   }
-}
+
+ private:
+  void TakeTile(const uint32_t* tile, uint8_t* cells) const {
+    for (int32_t t = 0; t < kTile; ++t) {
+      uint32_t cell = 0;
+      for (int32_t bit = 0; bit < num_bits_; ++bit) {
+        cell = cell << 1 | (tile[cell_bits_[bit] / 32 * kTile + t] >> cell_bits_[bit] % 32 & 1);
+      }
+      cells[t] = static_cast<uint8_t>(cell);
+    }
+  }
+
+  const uint8_t* cell_bits_;
+  int32_t num_bits_;
+};
 
 class TermSum {
  public:
@@ -252,23 +310,15 @@ class TermSum {
  private:
   int64_t total_ = 0;
 };
-inline Vec::Reg BelowPeak(const int32_t* dots, int32_t peak) {
-  return static_cast<float>(*dots - peak);
-}
-
 template <int kGroup>
 inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t first_query,
-                        int32_t* dots) {
+                        float* dots) {
   for (int g = 0; g < kGroup; ++g) {
-    int32_t* to = dots + int64_t{first_query + g} * kMassDotsStride;
-    for (int32_t t = 0; t < kTile; ++t) to[t] = 0;
-  }
-  for (int32_t f = 0; f < call.num_fields; ++f) {
-    const MassField& field = call.fields[f];
-    for (int g = 0; g < kGroup; ++g) {
+    int32_t sums[kTile] = {};
+    for (int32_t f = 0; f < call.num_fields; ++f) {
+      const MassField& field = call.fields[f];
       const auto coef =
           static_cast<uint32_t>(call.coefs[int64_t{first_query + g} * call.num_fields + f]);
-      int32_t* to = dots + int64_t{first_query + g} * kMassDotsStride;
       for (int32_t t = 0; t < kTile; ++t) {
         const uint32_t bytes = tile[field.word * kTile + t] >> field.shift & field.mask;
         int32_t sum = 0;
@@ -276,9 +326,11 @@ inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t firs
           sum += static_cast<int32_t>(bytes >> 8 * b & 0xff) *
                  static_cast<int8_t>(coef >> 8 * b & 0xff);
         }
-        to[t] += sum * (1 << field.low);
+        sums[t] += sum * (1 << field.low);
       }
     }
+    float* const to = dots + int64_t{first_query + g} * kMassDotsStride;
+    for (int32_t t = 0; t < kTile; ++t) to[t] = static_cast<float>(sums[t]);
   }
 }
 
@@ -286,48 +338,152 @@ inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t firs
 
 #if !defined(__AVX512F__)
 template <int kGroup, int kTiles>
-inline void TileDots(const MassCall& call, const uint32_t* tile, int32_t first_query,
-                     int32_t* dots) {
+inline void TileDots(const MassCall& call, const uint32_t* const* tiles, int32_t first_query,
+                     float* dots) {
   for (int t = 0; t < kTiles; ++t) {
-    OneTileDots<kGroup>(call, tile + int64_t{t} * kTile * (call.layout.bits / 32), first_query,
-                        dots + t * kTile);
+    OneTileDots<kGroup>(call, tiles[t], first_query, dots + t * kTile);
   }
 }
 #endif
 
 template <int kTiles>
-inline void GroupDots(const MassCall& call, const uint32_t* tile, int32_t* dots) {
+inline void GroupDots(const MassCall& call, const uint32_t* const* tiles, float* dots) {
   int32_t g = 0;
-  for (; g + 4 <= call.group; g += 4) TileDots<4, kTiles>(call, tile, g, dots);
+  for (; g + 4 <= call.group; g += 4) TileDots<4, kTiles>(call, tiles, g, dots);
   switch (call.group - g) {
     case 3:
-      return TileDots<3, kTiles>(call, tile, g, dots);
+      return TileDots<3, kTiles>(call, tiles, g, dots);
     case 2:
-      return TileDots<2, kTiles>(call, tile, g, dots);
+      return TileDots<2, kTiles>(call, tiles, g, dots);
     case 1:
-      return TileDots<1, kTiles>(call, tile, g, dots);
+      return TileDots<1, kTiles>(call, tiles, g, dots);
     default:
       return;
   }
 }
 
-// Power of two of x <= 0 (transform_code.h, E2).
-inline Vec::Reg MassExp2(Vec::Reg x) {
-  x = Vec::Max(x, Vec::Set1(kTransformExp2Least));
-  const Vec::Reg n = Round(x), f = Vec::Sub(x, n);
-  Vec::Reg y = Vec::Set1(kTransformExp2[0]);
-  for (int i = 1; i < 6; ++i) y = Fma(y, f, Vec::Set1(kTransformExp2[i]));
-  return TimesPowerOf2(y, n);
+// x = power of two of x <= 0 (transform_code.h, E2), times 2^kTop, for kCount vectors. That factor is in the polynomial's
+// coefficients: scaling by a power of two changes no rounding. kHeld: below -60 the power is that of -60; else it may be
+// less. Vectors go step by step side by side, because each step waits for its vector's last one.
+template <int kTop, bool kHeld, int kCount>
+inline void MassExp2(Vec::Reg* x) {
+  constexpr float kFactor = static_cast<float>(1 << kTop);
+  Vec::Reg f[kCount], y[kCount];
+  for (int v = 0; v < kCount; ++v) {
+    if constexpr (kHeld) x[v] = Vec::Max(x[v], Vec::Set1(kTransformExp2Least));
+    f[v] = FractionOf(x[v]);
+    y[v] = Vec::Set1(kTransformExp2[0] * kFactor);
+  }
+  for (int i = 1; i < 6; ++i) {
+    for (int v = 0; v < kCount; ++v) {
+      y[v] = Fma(y[v], f[v], Vec::Set1(kTransformExp2[i] * kFactor));
+    }
+  }
+  for (int v = 0; v < kCount; ++v) x[v] = TimesPowerOf2(y[v], Vec::Sub(x[v], f[v]));
 }
 
-// Words of the tile that has `token`.
-inline const uint32_t* TileOf(const MassCall& call, int32_t token) {
-  const int32_t bt = call.layout.block_tokens;
-  const auto* of_head =
-      reinterpret_cast<const uint32_t*>(static_cast<const std::byte*>(call.codes) +
-                                        call.block_table[token / bt] * call.layout.BlockBytes() +
-                                        call.head * call.layout.HeadBytes());
-  return of_head + int64_t{token % bt / kTile} * kTile * (call.layout.bits / 32);
+// The same for sums of integers, to which what is below 2^-26 adds nothing.
+template <int kCount>
+inline void MassTerms(Vec::Reg* x) {
+#if defined(__AVX512F__)
+  MassExp2<26, false, kCount>(x);  // scaling ends at 0
+#else
+  MassExp2<26, true, kCount>(x);
+#endif
+}
+inline Vec::Reg MassTerm(Vec::Reg x) {
+  MassTerms<1>(&x);
+  return x;
+}
+
+// Vectors side by side, as many as there are registers for.
+constexpr int kChains = kLanes == 16 ? 8 : kLanes == 8 ? 4 : 1;
+
+// Where StoreFixed has put the integers of token j: those of j, j + 1, j + 2 and j + 3 (j a multiple of 4) are
+// kFixedStep apart.
+constexpr uint32_t kFixedStep = kLanes < 4 ? kMassAddQueries : kLanes;
+inline uint32_t FixedPlace(uint32_t j) {
+  if constexpr (kLanes < 4) return j * kMassAddQueries;
+  return j / kLanes * (kLanes * kMassAddQueries) + j % kLanes / 4 * kMassAddQueries +
+         j % 4 * kFixedStep;
+}
+
+// Goes through the tiles of a head's codes from the one that has `token` on.
+class TileWalk {
+ public:
+  TileWalk(const MassCall& call, int32_t token)
+      : block_tiles_(call.layout.block_tokens / kTile),
+        tile_words_(kTile * (call.layout.bits / 32)),
+        block_words_(static_cast<int64_t>(call.layout.BlockBytes() / sizeof(uint32_t))),
+        codes_(static_cast<const uint32_t*>(call.codes) +
+               call.head * static_cast<int64_t>(call.layout.HeadBytes() / sizeof(uint32_t))),
+        block_(call.block_table + token / call.layout.block_tokens),
+        tile_(token % call.layout.block_tokens / kTile) {}
+  const uint32_t* Next() {
+    const uint32_t* const tile = codes_ + *block_ * block_words_ + tile_ * tile_words_;
+    if (++tile_ == block_tiles_) {
+      tile_ = 0;
+      ++block_;
+    }
+    return tile;
+  }
+
+ private:
+  const int32_t block_tiles_;
+  const int64_t tile_words_, block_words_;
+  const uint32_t* const codes_;
+  const int32_t* block_;
+  int32_t tile_;
+};
+
+// Adds the weights of kCount queries to the masses of kVecs vectors of tokens. `fixed`: as MassWeights, of these tokens.
+template <int kVecs, int kCount>
+inline void WeighQueries(const MassHead* heads, const float* dots, Vec::Reg* masses,
+                         int32_t* fixed) {
+  Vec::Reg x[kVecs * kCount];
+  for (int g = 0; g < kCount; ++g) {
+    const MassHead& head = heads[g];
+    for (int v = 0; v < kVecs; ++v) {
+      const Vec::Reg dot = Vec::Load(dots + int64_t{g} * kMassDotsStride + v * kLanes);
+      x[v * kCount + g] =
+          Vec::Sub(Fma(Vec::Set1(head.a), dot, Vec::Set1(head.b)), Vec::Set1(head.reference));
+    }
+  }
+  MassExp2<30, true, kVecs * kCount>(x);
+  for (int v = 0; v < kVecs; ++v) {
+    Vec::Reg of_queries[kMassAddQueries] = {Vec::Zero(), Vec::Zero(), Vec::Zero(), Vec::Zero()};
+    for (int g = 0; g < kCount; ++g) {
+      of_queries[g] = x[v * kCount + g];
+      masses[v] = Fma(of_queries[g], Vec::Set1(heads[g].inverse * 0x1p-30f), masses[v]);
+    }
+    if (fixed != nullptr) StoreFixed(fixed + v * kLanes * kMassAddQueries, of_queries);
+  }
+}
+
+// MassWeights of kVecs vectors of tokens.
+template <int kVecs>
+inline void WeighTokens(const MassHead* heads, int32_t group, const float* dots,
+                        uint16_t* distances, int32_t* fixed) {
+  Vec::Reg masses[kVecs];
+  for (Vec::Reg& mass : masses) mass = Vec::Zero();
+  for (int32_t g = 0; g < group; g += kMassAddQueries) {
+    const float* const of_queries = dots + int64_t{g} * kMassDotsStride;
+    int32_t* const to = fixed == nullptr ? nullptr : fixed + int64_t{g} * kMassDotsStride;
+    switch (group - g) {
+      case 1:
+        WeighQueries<kVecs, 1>(heads + g, of_queries, masses, to);
+        break;
+      case 2:
+        WeighQueries<kVecs, 2>(heads + g, of_queries, masses, to);
+        break;
+      case 3:
+        WeighQueries<kVecs, 3>(heads + g, of_queries, masses, to);
+        break;
+      default:
+        WeighQueries<kVecs, kMassAddQueries>(heads + g, of_queries, masses, to);
+    }
+  }
+  for (int v = 0; v < kVecs; ++v) StoreDistances(distances + v * kLanes, masses[v]);
 }
 
 }  // namespace
@@ -360,133 +516,145 @@ void TransformRows(const float* x, int64_t rows, int32_t d, const float* weights
   }
 }
 
-void MassDots(const MassCall& call, int32_t first, int32_t last, int32_t* dots) {
-  for (int32_t token = first / kTile * kTile; token < last;) {
-    const uint32_t* tile = TileOf(call, token);
-    // Side by side where both are of one block.
-    const bool two = token + kTile < last &&
-                     token % call.layout.block_tokens + 2 * kTile <= call.layout.block_tokens;
-    if (two) {
-      GroupDots<2>(call, tile, dots);
-    } else {
-      GroupDots<1>(call, tile, dots);
+void MassDots(const MassCall& call, int32_t first, int32_t last, float* dots) {
+  constexpr int kTiles = 4;                           // a block of 64 tokens
+  constexpr int32_t kReadAhead = 2 * kTiles * kTile;  // blocks lie anywhere
+  const int32_t words = call.layout.bits / 32;
+  const int32_t begin = first / kTile * kTile;
+  TileWalk walk(call, begin), ahead(call, begin + kReadAhead);
+  for (int32_t token = begin; token < last;) {
+    const uint32_t* tiles[kTiles];
+    const int count = token + (kTiles - 1) * kTile < last ? kTiles : 1;
+    for (int t = 0; t < count; ++t, token += kTile) {
+      tiles[t] = walk.Next();
+      if (token + kReadAhead >= call.last) continue;
+      const uint32_t* const next = ahead.Next();
+      for (int32_t word = 0; word < words; ++word) __builtin_prefetch(next + word * kTile);
     }
-    const int32_t done = two ? 2 * kTile : kTile;
-    token += done;
-    dots += done;
+    if (count == kTiles) {
+      GroupDots<kTiles>(call, tiles, dots);
+    } else {
+      GroupDots<1>(call, tiles, dots);
+    }
+    dots += count * kTile;
   }
 }
 
-int64_t MassSum(const int32_t* dots, int32_t count, float a, int32_t* peak_of) {
-  int32_t peak = dots[0];
+int64_t MassSum(const float* dots, int32_t count, float a, float* peak_of) {
+  float peak = dots[0];
   int32_t seen = 1;
-#if defined(__AVX512F__)
-  if (count >= kLanes) {
-    __m512i most = _mm512_loadu_si512(dots);
-    for (seen = kLanes; seen + kLanes <= count; seen += kLanes) {
-      most = _mm512_max_epi32(most, _mm512_loadu_si512(dots + seen));
+  if (count >= kChains * kLanes) {
+    Vec::Reg most[kChains];
+    for (int v = 0; v < kChains; ++v) most[v] = Vec::Load(dots + v * kLanes);
+    for (seen = kChains * kLanes; seen + kChains * kLanes <= count; seen += kChains * kLanes) {
+      for (int v = 0; v < kChains; ++v) {
+        most[v] = Vec::Max(most[v], Vec::Load(dots + seen + v * kLanes));
+      }
     }
-    peak = _mm512_reduce_max_epi32(most);
+    for (int v = 1; v < kChains; ++v) most[0] = Vec::Max(most[0], most[v]);
+    peak = Vec::ReduceMax(most[0]);
   }
-#elif defined(__AVX2__)
-  if (count >= kLanes) {
-    __m256i most = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(dots));
-    for (seen = kLanes; seen + kLanes <= count; seen += kLanes) {
-      most =
-          _mm256_max_epi32(most, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(dots + seen)));
-    }
-    alignas(32) int32_t lanes[kLanes];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), most);
-    for (int lane = 0; lane < kLanes; ++lane) peak = lanes[lane] > peak ? lanes[lane] : peak;
-  }
-#endif
   for (; seen < count; ++seen) peak = dots[seen] > peak ? dots[seen] : peak;
   *peak_of = peak;
-  const Vec::Reg scale = Vec::Set1(a), top = Vec::Set1(0x1p26f);
+  const Vec::Reg scale = Vec::Set1(a), top = Vec::Set1(peak);
   TermSum terms;
   int32_t i = 0;
+  for (; i + kChains * kLanes <= count; i += kChains * kLanes) {
+    Vec::Reg x[kChains];
+    for (int v = 0; v < kChains; ++v) {
+      x[v] = Vec::Mul(scale, Vec::Sub(Vec::Load(dots + i + v * kLanes), top));
+    }
+    MassTerms<kChains>(x);
+    for (int v = 0; v < kChains; ++v) terms.Add(x[v]);
+  }
   for (; i + kLanes <= count; i += kLanes) {
-    terms.Add(Vec::Mul(MassExp2(Vec::Mul(scale, BelowPeak(dots + i, peak))), top));
+    terms.Add(MassTerm(Vec::Mul(scale, Vec::Sub(Vec::Load(dots + i), top))));
   }
   int64_t sum = terms.Total();
   if (i < count) {
-    alignas(64) int32_t below[kLanes], last[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) {
-      below[lane] = i + lane < count ? dots[i + lane] - peak : 0;
-    }
-    StoreInts(last, Vec::Mul(MassExp2(Vec::Mul(scale, FromInts(below))), top));
+    alignas(64) float ends[kLanes];
+    alignas(64) int32_t last[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) ends[lane] = i + lane < count ? dots[i + lane] : peak;
+    StoreInts(last, MassTerm(Vec::Mul(scale, Vec::Sub(Vec::Load(ends), top))));
     for (int lane = 0; i + lane < count; ++lane) sum += last[lane];
   }
   return sum;
 }
 
-void MassWeights(const MassHead* heads, int32_t group, const int32_t* dots, int32_t count,
+void MassWeights(const MassHead* heads, int32_t group, const float* dots, int32_t count,
                  uint16_t* distances, int32_t* fixed) {
-  for (int32_t i = 0; i < count; i += kLanes) {
-    Vec::Reg mass = Vec::Zero();
-    for (int32_t g = 0; g < group; ++g) {
-      const MassHead& head = heads[g];
-      const Vec::Reg logit = Fma(
-          Vec::Set1(head.a), FromInts(dots + int64_t{g} * kMassDotsStride + i), Vec::Set1(head.b));
-      const Vec::Reg weight = MassExp2(Vec::Sub(logit, Vec::Set1(head.reference)));
-      mass = Fma(weight, Vec::Set1(head.inverse), mass);
-      if (fixed == nullptr) continue;
-      StoreInts(fixed + int64_t{g} * kMassDotsStride + i, Vec::Mul(weight, Vec::Set1(0x1p30f)));
-    }
-    StoreDistances(distances + i, mass);
+  constexpr int kVecs = kChains >= 2 * kMassAddQueries ? 2 : 1;
+  const auto fixed_at = [&](int32_t i) {
+    return fixed == nullptr ? nullptr : fixed + int64_t{i} * kMassAddQueries;
+  };
+  int32_t i = 0;
+  for (; i + kVecs * kLanes <= count; i += kVecs * kLanes) {
+    WeighTokens<kVecs>(heads, group, dots + i, distances + i, fixed_at(i));
+  }
+  for (; i < count; i += kLanes) {
+    WeighTokens<1>(heads, group, dots + i, distances + i, fixed_at(i));
   }
 }
 
 void MassCells(const MassCall& call, const uint8_t* cell_bits, int32_t num_bits, int32_t first,
                int32_t last, uint8_t* cells) {
-  for (int32_t token = first / kTile * kTile; token < last; token += kTile, cells += kTile) {
-    TileCells(TileOf(call, token), cell_bits, num_bits, cells);
+  const CellBits bits(cell_bits, num_bits);
+  constexpr int kTiles = 4;
+  const int32_t begin = first / kTile * kTile;
+  TileWalk walk(call, begin);
+  for (int32_t token = begin; token < last;) {
+    const uint32_t* tiles[kTiles];
+    const int count = token + (kTiles - 1) * kTile < last ? kTiles : 1;
+    for (int t = 0; t < count; ++t) tiles[t] = walk.Next();
+    if (count == kTiles) {
+      bits.Take<kTiles>(tiles, cells);
+    } else {
+      bits.Take<1>(tiles, cells);
+    }
+    token += count * kTile;
+    cells += count * kTile;
   }
 }
 
 void MassAdd(const int32_t* fixed, const uint8_t* cells, int32_t begin, int32_t end,
              int64_t* masses) {
-  const auto add_one = [&](int32_t j) {
-    int64_t* of_cell = masses + int64_t{cells[j]} * kMassAddQueries;
-    for (int g = 0; g < kMassAddQueries; ++g) of_cell[g] += fixed[g * kMassDotsStride + j];
+  const auto add = [&](uint8_t cell, const int32_t* of_token) {
+    int64_t* const of_cell = masses + int64_t{cell} * kMassAddQueries;
+#if defined(__AVX2__)
+    const __m256i wide =
+        _mm256_cvtepi32_epi64(_mm_loadu_si128(reinterpret_cast<const __m128i*>(of_token)));
+    auto* const sums = reinterpret_cast<__m256i*>(of_cell);
+    _mm256_storeu_si256(sums, _mm256_add_epi64(_mm256_loadu_si256(sums), wide));
+#else
+    for (int g = 0; g < kMassAddQueries; ++g) of_cell[g] += of_token[g];
+#endif
   };
   int32_t j = begin;
-#if defined(__AVX2__)
-  const auto load = [&](int g, int32_t at) {
-    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(fixed + g * kMassDotsStride + at));
-  };
-  const auto add = [&](int32_t at, __m128i of_token) {
-    auto* of_cell = reinterpret_cast<__m256i*>(masses + int64_t{cells[at]} * kMassAddQueries);
-    _mm256_storeu_si256(
-        of_cell, _mm256_add_epi64(_mm256_loadu_si256(of_cell), _mm256_cvtepi32_epi64(of_token)));
-  };
+  for (; j < end && j % 4 != 0; ++j) add(cells[j], fixed + FixedPlace(j));
   for (; j + 4 <= end; j += 4) {
-    const __m128i a = load(0, j), b = load(1, j), c = load(2, j), d = load(3, j);
-    const __m128i ab_low = _mm_unpacklo_epi32(a, b), ab_high = _mm_unpackhi_epi32(a, b);
-    const __m128i cd_low = _mm_unpacklo_epi32(c, d), cd_high = _mm_unpackhi_epi32(c, d);
-    add(j, _mm_unpacklo_epi64(ab_low, cd_low));
-    add(j + 1, _mm_unpackhi_epi64(ab_low, cd_low));
-    add(j + 2, _mm_unpacklo_epi64(ab_high, cd_high));
-    add(j + 3, _mm_unpackhi_epi64(ab_high, cd_high));
+    const int32_t* const of_four = fixed + FixedPlace(j);
+    add(cells[j], of_four);
+    add(cells[j + 1], of_four + kFixedStep);
+    add(cells[j + 2], of_four + 2 * kFixedStep);
+    add(cells[j + 3], of_four + 3 * kFixedStep);
   }
-#endif
-  for (; j < end; ++j) add_one(j);
+  for (; j < end; ++j) add(cells[j], fixed + FixedPlace(j));
 }
 
-int64_t RerankLogits(const RerankHead& head, const int32_t* dots, const int32_t* residual_dots,
+int64_t RerankLogits(const RerankHead& head, const float* dots, const float* residual_dots,
                      int32_t count, float* logits, float* most) {
-  const Vec::Reg top = Vec::Set1(0x1p26f), reference = Vec::Set1(head.reference);
+  const Vec::Reg reference = Vec::Set1(head.reference);
   alignas(64) int32_t terms[kLanes];
   alignas(64) float lanes[kLanes];
   int64_t sum = 0;
   Vec::Reg largest = Vec::Set1(*most);
   for (int32_t i = 0; i < count; i += kLanes) {
-    const Vec::Reg logit = Fma(Vec::Set1(head.a), FromInts(dots + i), Vec::Set1(head.b));
+    const Vec::Reg logit = Fma(Vec::Set1(head.a), Vec::Load(dots + i), Vec::Set1(head.b));
     const Vec::Reg rest =
-        Fma(Vec::Set1(head.residual_a), FromInts(residual_dots + i), Vec::Set1(head.residual_b));
+        Fma(Vec::Set1(head.residual_a), Vec::Load(residual_dots + i), Vec::Set1(head.residual_b));
     const Vec::Reg both = Vec::Add(logit, rest);
     Vec::Store(logits + i, both);
-    StoreInts(terms, Vec::Mul(MassExp2(Vec::Sub(logit, reference)), top));
+    StoreInts(terms, MassTerm(Vec::Sub(logit, reference)));
     if (i + kLanes <= count) {
       largest = Vec::Max(largest, both);
       for (int lane = 0; lane < kLanes; ++lane) sum += terms[lane];
@@ -507,7 +675,8 @@ int64_t RerankWeights(float most, int32_t count, float* logits) {
   alignas(64) int32_t terms[kLanes];
   int64_t sum = 0;
   for (int32_t i = 0; i < count; i += kLanes) {
-    const Vec::Reg weight = MassExp2(Vec::Sub(Vec::Load(logits + i), Vec::Set1(most)));
+    Vec::Reg weight = Vec::Sub(Vec::Load(logits + i), Vec::Set1(most));
+    MassExp2<0, true, 1>(&weight);
     Vec::Store(logits + i, weight);
     StoreInts(terms, Vec::Mul(weight, top));
     for (int lane = 0; lane < kLanes && i + lane < count; ++lane) sum += terms[lane];

@@ -1,11 +1,11 @@
 // The transform-code operations of the CPU backend (kernels/transform_code.h). SelectByMass works in units, one query
-// and KV head each, in loops over threads:
+// and KV head each. A thread does all of a unit where there are many; else each step is a loop over threads:
 //
 //   prepare  for each unit the coefficients of its queries
-//   sums     for each range of its tokens the pieces' peaks and sums
+//   sums     for each range of its tokens the pieces' peaks and sums, and the tokens' cells
 //   combine  for each unit its references and denominators
-//   weigh    for each range the dots again, which costs less than writing and reading them would: distances (keys from
-//            the other end) of all tokens, and masses of cells
+//   weigh    for each range distances (keys from the other end) of all tokens, and masses of cells. Dots are kept from
+//            the sums where they stay in the cache, and else computed again, which costs less than to write and read them
 //   take     for each unit its selection, whose masses leave those of the cells (TakeFromTail does that later, where the
 //            selection is pruned or re-ranked first)
 //
@@ -26,22 +26,43 @@
 namespace winnow::kernels {
 namespace {
 
+constexpr int32_t kUnitsOfThread = 4;  // from so many on, threads take whole units
+constexpr int32_t kWholeUnit = 1 << 30;
+constexpr size_t kKeptBytesMax = size_t{4}
+                                 << 20;  // dots of a thread: 128K tokens of four queries and more
 constexpr int32_t kMostRangePieces = 16;
 constexpr int32_t kRangesOfThread = 4;       // at least, where there are as many pieces
 constexpr int32_t kCandidateTokens = 16384;  // whose slots fit in the upper half of a candidate
 constexpr size_t kWaveBytes = size_t{64} << 20;
-constexpr int32_t kSampleTokens = 1024;
+constexpr int32_t kSampledTokensMin = 4096;  // fewer are not worth a guess
+constexpr int32_t kTokensOfSample = 32, kSampleTokensMax = 1024;
 constexpr int32_t kPadding = 128;  // places that vectors may read or write past the last token's
+
+// Bit i of a product is the parity of a byte and of byte 7 - i of the matrix.
+uint64_t FieldMatrix(const CodeField& field) {
+  uint64_t matrix = 0;
+  for (int32_t bit = 0; bit < field.width; ++bit) {
+    matrix |= uint64_t{1} << (8 * (7 - field.low - bit) + field.shift + bit);
+  }
+  return matrix;
+}
+
+// Rounds |x| < 2^21 to the nearest integer, of two the even one: behind the sum's last bit nothing is left.
+float RoundToNearest(float x) { return x + 0x1.8p23f - 0x1.8p23f; }
 
 class CpuTransformCode final : public PackedTransformCode {
  public:
   struct Head {
-    int32_t n = 0;       // kept dimensions
-    int32_t padded = 0;  // n + 1 at least, a multiple of 16
-    std::vector<float> key_weight,
-        query_weight;                    // [d][padded]; column n of the queries' is the mean
-    std::vector<float> key_bias, zeros;  // [padded]
-    std::vector<float> most;             // [n] the largest index
+    int32_t n = 0;        // kept dimensions
+    int32_t padded = 0;   // n at least, a multiple of 16
+    int32_t columns = 0;  // n + 1 + delta_rows at least, a multiple of 16
+    int32_t delta_rows = 0;
+    std::vector<float> key_weight;  // [d][padded]
+    std::vector<float> key_bias;    // [padded]
+    std::vector<float>
+        query_weight;  // [d][columns]: column n is the mean, those behind it are the delta weights
+    std::vector<float> zeros;  // [columns]
+    std::vector<float> most;   // [n] the largest index
     std::vector<MassField> fields;
   };
   explicit CpuTransformCode(const TransformCodeWeights& weights) : weights_(weights) {
@@ -49,26 +70,30 @@ class CpuTransformCode final : public PackedTransformCode {
     for (const TransformCodeHead& from : weights_.heads) {
       Head head;
       head.n = 4 * from.quads;
-      head.padded = (head.n + 16) / 16 * 16;
-      const auto pad = [&](const std::vector<float>& values, const std::vector<float>* last) {
-        std::vector<float> padded(size_t{1} * d * head.padded);
-        for (int32_t c = 0; c < d; ++c) {
-          std::copy_n(&values[int64_t{c} * head.n], head.n, &padded[int64_t{c} * head.padded]);
-          if (last != nullptr) padded[int64_t{c} * head.padded + head.n] = (*last)[c];
+      head.padded = (head.n + 15) / 16 * 16;
+      head.delta_rows = static_cast<int32_t>(from.delta_weight.size()) / d;
+      head.columns = (head.n + 1 + head.delta_rows + 15) / 16 * 16;
+      head.key_weight.resize(size_t{1} * d * head.padded);
+      head.query_weight.resize(size_t{1} * d * head.columns);
+      for (int32_t c = 0; c < d; ++c) {
+        std::copy_n(&from.key_weight[int64_t{c} * head.n], head.n,
+                    &head.key_weight[int64_t{c} * head.padded]);
+        float* const of_query = &head.query_weight[int64_t{c} * head.columns];
+        std::copy_n(&from.query_weight[int64_t{c} * head.n], head.n, of_query);
+        of_query[head.n] = from.mean[c];
+        for (int32_t row = 0; row < head.delta_rows; ++row) {
+          of_query[head.n + 1 + row] = from.delta_weight[int64_t{row} * d + c];
         }
-        return padded;
-      };
-      head.key_weight = pad(from.key_weight, nullptr);
-      head.query_weight = pad(from.query_weight, &from.mean);
+      }
       head.key_bias = from.key_bias;
       head.key_bias.resize(head.padded);
-      head.zeros.resize(head.padded);
+      head.zeros.resize(head.columns);
       for (int32_t i = 0; i < head.n; ++i) {
         head.most.push_back(static_cast<float>((1 << from.widths[i / 4]) - 1));
       }
       for (const CodeField& field : from.fields) {
-        head.fields.push_back(
-            {field.word, field.shift, field.low, ((1u << field.width) - 1) * 0x01010101u});
+        head.fields.push_back({field.word, field.shift, field.low,
+                               ((1u << field.width) - 1) * 0x01010101u, FieldMatrix(field)});
       }
       size_bytes_ += (head.key_weight.size() + head.query_weight.size()) * sizeof(float);
       heads_.push_back(std::move(head));
@@ -95,6 +120,7 @@ struct Range {
   int64_t* masses = nullptr;
 };
 
+int64_t DotsOfPiece(int32_t group) { return int64_t{group} * kMassDotsStride; }
 int32_t FullGroups(int32_t group) { return (group + kMassAddQueries - 1) / kMassAddQueries; }
 int64_t RangeMasses(int32_t group) {
   return int64_t{FullGroups(group)} * kMassAddQueries * kTransformCells;
@@ -107,10 +133,13 @@ struct Unit {
   std::vector<int32_t> coefs;
   std::vector<MassHead> heads;  // [group]
   std::vector<float> deltas;
-  std::vector<int32_t> peaks;  // [pieces][group]
-  std::vector<int64_t> sums;
+  std::vector<float> peaks;   // [group][pieces]
+  std::vector<int64_t> sums;  // as the peaks
+  int32_t pieces = 0;
   std::vector<Range> ranges;
+  float* kept = nullptr;  // dots of its pieces from sums to masses; null: they are computed again
   uint16_t* distances = nullptr;  // from the first token's tile on
+  uint8_t* cells = nullptr;       // likewise
   uint32_t* candidates = nullptr;
   int32_t base = 0;  // token of distances[0]
 };
@@ -119,9 +148,9 @@ int32_t PieceOf(const Unit& unit, int32_t token) {
   return token / kMassPieceTokens - unit.query->mid.first / kMassPieceTokens;
 }
 
+size_t UnitPlaces(TokenRange mid) { return size_t{1} * mid.size() + kCodeTileTokens + kPadding; }
 size_t UnitBytes(TokenRange mid) {
-  const size_t places = size_t{1} * mid.size() + kCodeTileTokens + kPadding;
-  return (places * (sizeof(uint16_t) + sizeof(uint32_t)) + 63) / 64 * 64;
+  return (UnitPlaces(mid) * (sizeof(uint32_t) + sizeof(uint16_t) + sizeof(uint8_t)) + 63) / 64 * 64;
 }
 
 size_t NumRanges(TokenRange mid, int32_t range_tokens) {
@@ -155,15 +184,15 @@ void PrepareUnit(const CpuOps& ops, const CpuTransformCode& transform, int32_t k
   const CpuTransformCode::Head& head = transform.head(kv_head);
   const int32_t d = transform.weights().head_dim, group = unit.call.group;
   const auto num_fields = static_cast<int32_t>(head.fields.size());
-  std::vector<float> y(size_t{1} * group * head.padded);
-  ops.transform_rows(q, group, d, head.query_weight.data(), head.padded, head.zeros.data(),
+  std::vector<float> y(size_t{1} * group * head.columns);
+  ops.transform_rows(q, group, d, head.query_weight.data(), head.columns, head.zeros.data(),
                      y.data());
   unit.coefs.assign(size_t{1} * group * num_fields, 0);
   unit.heads.assign(group, {});
   unit.deltas.assign(group, 0);
   std::vector<int8_t> coef(head.n);
   for (int32_t g = 0; g < group; ++g) {
-    const float* of_query = &y[size_t{1} * g * head.padded];
+    const float* of_query = &y[size_t{1} * g * head.columns];
     float peak = 0;
     bool finite = true;
     for (int32_t i = 0; i < head.n; ++i) {
@@ -175,7 +204,7 @@ void PrepareUnit(const CpuOps& ops, const CpuTransformCode& transform, int32_t k
     const float inverse = 127.0f / peak;
     for (int32_t i = 0; i < head.n; ++i) {
       coef[i] = peak >= kTransformPeakLeast
-                    ? static_cast<int8_t>(std::nearbyint(of_query[i] * inverse))
+                    ? static_cast<int8_t>(RoundToNearest(of_query[i] * inverse))
                     : int8_t{0};
       half_steps += coef[i] * ((1 << weights.widths[i / 4]) - 1);
     }
@@ -188,60 +217,66 @@ void PrepareUnit(const CpuOps& ops, const CpuTransformCode& transform, int32_t k
       std::memcpy(&unit.coefs[size_t{1} * g * num_fields + f], &coef[4 * weights.fields[f].quad],
                   4);
     }
-    for (size_t row = 0; row * d < weights.delta_weight.size(); ++row) {
-      float acc = 0;
-      for (int32_t c = 0; c < d; ++c) {
-        acc = std::fma(q[int64_t{g} * d + c], weights.delta_weight[row * d + c], acc);
-      }
-      unit.deltas[g] = std::fma(acc, acc, unit.deltas[g]);
+    for (int32_t row = 0; row < head.delta_rows; ++row) {
+      const float along = of_query[head.n + 1 + row];
+      unit.deltas[g] = std::fma(along, along, unit.deltas[g]);
     }
   }
   unit.call.coefs = unit.coefs.data();
 }
 
-void SumRange(const CpuOps& ops, Unit& unit, const Range& range, int32_t* dots) {
+// Cells are taken here, too, where the codes have just been read.
+void SumRange(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, Unit& unit,
+              const Range& range, float* scratch) {
   const int32_t group = unit.call.group;
   ForPieces(range.tokens, [&](TokenRange tokens, int32_t tile) {
-    ops.mass_dots(unit.call, tokens.first, tokens.last, dots);
     const int32_t piece = PieceOf(unit, tokens.first);
+    float* const dots = unit.kept == nullptr ? scratch : unit.kept + piece * DotsOfPiece(group);
+    ops.mass_dots(unit.call, tokens.first, tokens.last, dots);
+    if (range.masses != nullptr) {
+      ops.mass_cells(unit.call, cell_bits.data(), static_cast<int32_t>(cell_bits.size()),
+                     tokens.first, tokens.last, unit.cells + (tile - unit.base));
+    }
     for (int32_t g = 0; g < group; ++g) {
-      const int32_t* of_query = dots + int64_t{g} * kMassDotsStride + (tokens.first - tile);
-      const int64_t at = int64_t{piece} * group + g;
+      const float* of_query = dots + int64_t{g} * kMassDotsStride + (tokens.first - tile);
+      const int64_t at = int64_t{g} * unit.pieces + piece;
       unit.sums[at] = ops.mass_sum(of_query, tokens.size(), unit.heads[g].a, &unit.peaks[at]);
     }
   });
 }
 
-void Combine(const float* anchor_masses, Unit& unit) {
-  const int32_t group = unit.call.group;
-  const size_t pieces = unit.peaks.size() / group;
-  for (int32_t g = 0; g < group; ++g) {
+void Combine(const CpuOps& ops, const float* anchor_masses, Unit& unit) {
+  const int32_t pieces = unit.pieces;
+  std::vector<float> logits(size_t{1} * pieces + kPadding);
+  for (int32_t g = 0; g < unit.call.group; ++g) {
     MassHead& head = unit.heads[g];
-    const auto logit = [&](size_t piece) {
-      return std::fma(head.a, static_cast<float>(unit.peaks[piece * group + g]), head.b);
-    };
+    const float* const peaks = &unit.peaks[size_t{1} * g * pieces];
+    const int64_t* const sums = &unit.sums[size_t{1} * g * pieces];
     float e = -std::numeric_limits<float>::infinity();
     if (std::isfinite(anchor_masses[g])) {
       e = std::nearbyint(anchor_masses[g] * kTransformLog2E * 256.0f) / 256.0f;
     }
     head.reference = e;
-    for (size_t piece = 0; piece < pieces; ++piece) {
-      head.reference = std::max(head.reference, logit(piece));
+    for (int32_t piece = 0; piece < pieces; ++piece) {
+      logits[piece] = std::fma(head.a, peaks[piece], head.b);
+      head.reference = std::max(head.reference, logits[piece]);
     }
     auto total = static_cast<int64_t>(TransformExp2(e - head.reference) * 0x1p26f);
-    for (size_t piece = 0; piece < pieces; ++piece) {
-      total +=
-          static_cast<int64_t>(static_cast<double>(unit.sums[piece * group + g]) *
-                               static_cast<double>(TransformExp2(logit(piece) - head.reference)));
+    ops.rerank_weights(head.reference, pieces, logits.data());
+    for (int32_t piece = 0; piece < pieces; ++piece) {
+      total += static_cast<int64_t>(static_cast<double>(sums[piece]) *
+                                    static_cast<double>(logits[piece]));
     }
     head.inverse = 0x1p26f / static_cast<float>(total);
   }
 }
 
-// A thread's memory for a piece's tokens: dots, the same as fixed-point weights, distances, cells, gathered codes.
+// A thread's memory for a piece's tokens: dots, the same as fixed-point weights, distances, cells, gathered codes and
+// their masses.
 struct PieceScratch {
-  int32_t* dots = nullptr;
+  float* dots = nullptr;
   int32_t* fixed = nullptr;
+  int64_t* masses = nullptr;  // [RangeMasses]
   uint32_t* tiles = nullptr;
   uint16_t* distances = nullptr;
   uint8_t* cells = nullptr;
@@ -251,56 +286,92 @@ struct PieceScratch {
 struct MassScratchSizes {
   MassScratchSizes(int32_t group, int32_t bits)
       : dots_bytes(size_t{4} * FullGroups(group) * kMassAddQueries * kMassDotsStride),
+        masses_bytes(RangeMasses(group) * sizeof(int64_t)),
         tiles_bytes(size_t{kMassPieceTokens} * bits / 8),
-        thread_bytes((2 * dots_bytes + tiles_bytes + 3 * kMassDotsStride + 63) / 64 * 64) {}
+        thread_bytes((2 * dots_bytes + masses_bytes + tiles_bytes + 3 * kMassDotsStride + 63) / 64 *
+                     64) {}
   PieceScratch Place(std::byte* scratch, int thread) const {
     std::byte* const of_thread = scratch + thread_bytes * thread;
-    std::byte* const tiles = of_thread + 2 * dots_bytes;
-    return {reinterpret_cast<int32_t*>(of_thread),
-            reinterpret_cast<int32_t*>(of_thread + dots_bytes), reinterpret_cast<uint32_t*>(tiles),
+    std::byte* const masses = of_thread + 2 * dots_bytes;
+    std::byte* const tiles = masses + masses_bytes;
+    return {reinterpret_cast<float*>(of_thread),
+            reinterpret_cast<int32_t*>(of_thread + dots_bytes),
+            reinterpret_cast<int64_t*>(masses),
+            reinterpret_cast<uint32_t*>(tiles),
             reinterpret_cast<uint16_t*>(tiles + tiles_bytes),
             reinterpret_cast<uint8_t*>(tiles + tiles_bytes + 2 * kMassDotsStride)};
   }
-  const size_t dots_bytes, tiles_bytes, thread_bytes;
+  const size_t dots_bytes, masses_bytes, tiles_bytes, thread_bytes;
 };
 
-void WeighRange(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const Unit& unit,
-                const Range& range, const PieceScratch& scratch) {
+// Adds what `fixed` has of the tokens to their cells: masses as a range's.
+void AddMasses(const CpuOps& ops, int32_t group, const int32_t* fixed, const uint8_t* cells,
+               TokenRange tokens, int64_t* masses) {
+  for (int32_t full = 0; full < FullGroups(group); ++full) {
+    ops.mass_add(fixed + int64_t{full} * kMassAddQueries * kMassDotsStride, cells, tokens.first,
+                 tokens.last, masses + int64_t{full} * kMassAddQueries * kTransformCells);
+  }
+}
+
+void WeighRange(const CpuOps& ops, const Unit& unit, const Range& range,
+                const PieceScratch& scratch) {
   const int32_t group = unit.call.group;
   if (range.masses != nullptr) std::fill_n(range.masses, RangeMasses(group), 0);
   ForPieces(range.tokens, [&](TokenRange tokens, int32_t tile) {
-    ops.mass_dots(unit.call, tokens.first, tokens.last, scratch.dots);
-    ops.mass_weights(unit.heads.data(), group, scratch.dots, tokens.last - tile,
+    const float* dots = scratch.dots;
+    if (unit.kept != nullptr) {
+      dots = unit.kept + PieceOf(unit, tokens.first) * DotsOfPiece(group);
+    } else {
+      ops.mass_dots(unit.call, tokens.first, tokens.last, scratch.dots);
+    }
+    ops.mass_weights(unit.heads.data(), group, dots, tokens.last - tile,
                      unit.distances + (tile - unit.base),
                      range.masses == nullptr ? nullptr : scratch.fixed);
     if (range.masses == nullptr) return;
-    ops.mass_cells(unit.call, cell_bits.data(), static_cast<int32_t>(cell_bits.size()),
-                   tokens.first, tokens.last, scratch.cells);
-    for (int32_t full = 0; full < FullGroups(group); ++full) {
-      ops.mass_add(scratch.fixed + int64_t{full} * kMassAddQueries * kMassDotsStride, scratch.cells,
-                   tokens.first - tile, tokens.last - tile,
-                   range.masses + int64_t{full} * kMassAddQueries * kTransformCells);
-    }
+    AddMasses(ops, group, scratch.fixed, unit.cells + (tile - unit.base),
+              {tokens.first - tile, tokens.last - tile}, range.masses);
   });
 }
 
 // A distance that few more than k tokens do not pass, from a sample.
 int32_t GuessBound(const Unit& unit) {
   const TokenRange mid = unit.query->mid;
-  if (mid.size() < 4 * kSampleTokens) return kMassKeyBins - 1;
-  uint16_t sample[kSampleTokens];
+  if (mid.size() < kSampledTokensMin) return kMassKeyBins - 1;
+  uint16_t sample[kSampleTokensMax];
+  const int32_t sampled = std::min(mid.size() / kTokensOfSample, kSampleTokensMax);
   uint32_t random = 1;
-  const int64_t step = (int64_t{mid.size()} << 16) / kSampleTokens;
-  for (int32_t i = 0; i < kSampleTokens; ++i) {
+  const int64_t step = (int64_t{mid.size()} << 16) / sampled;
+  for (int32_t i = 0; i < sampled; ++i) {
     random = random * 1664525u + 1013904223u;
     const int64_t at = (i * step + (random >> 16) * step / 65536) >> 16;
     sample[i] = unit.distances[mid.first - unit.base + at];
   }
-  const double expected = static_cast<double>(unit.query->k) * kSampleTokens / mid.size();
+  const double expected = static_cast<double>(unit.query->k) * sampled / mid.size();
   const auto rank = static_cast<int32_t>(expected + 3 * std::sqrt(expected) + 2);
-  if (rank >= kSampleTokens) return kMassKeyBins - 1;
-  std::nth_element(sample, sample + rank, sample + kSampleTokens);
+  if (rank >= sampled) return kMassKeyBins - 1;
+  std::nth_element(sample, sample + rank, sample + sampled);
   return sample[rank];
+}
+
+// The distance of the k-th nearest candidate, and in `ties` how many at that distance belong to the k: two counts by
+// bytes. REQUIRES: k <= candidates.size().
+int32_t KthDistance(std::span<const uint32_t> candidates, int32_t k, int32_t* ties) {
+  int32_t byte_counts[256] = {};
+  for (const uint32_t one : candidates) ++byte_counts[one >> 8 & 0xff];
+  int32_t left = k;
+  const auto find = [&] {
+    int32_t byte = 0;
+    for (; left > byte_counts[byte]; ++byte) left -= byte_counts[byte];
+    return static_cast<uint32_t>(byte);
+  };
+  const uint32_t high = find();
+  std::fill(std::begin(byte_counts), std::end(byte_counts), 0);
+  for (const uint32_t one : candidates) {
+    if ((one >> 8 & 0xff) == high) ++byte_counts[one & 0xff];
+  }
+  const uint32_t low = find();
+  *ties = left;
+  return static_cast<int32_t>(high << 8 | low);
 }
 
 // Returns how many.
@@ -308,46 +379,50 @@ int32_t Take(const CpuOps& ops, Unit& unit, int32_t* tokens) {
   const TokenRange mid = unit.query->mid;
   const int32_t k = unit.query->k;
   if (k == 0) return 0;
-  std::vector<uint64_t> found;  // distance, then the later token first
+  std::vector<int32_t> ends;  // of the candidates of each kCandidateTokens
+  int32_t found = 0;
   for (int32_t bound = GuessBound(unit);; bound = kMassKeyBins - 1) {
-    found.clear();
+    ends.clear();
+    found = 0;
     for (int32_t first = mid.first; first < mid.last; first += kCandidateTokens) {
       const int32_t count = std::min(kCandidateTokens, mid.last - first);
-      const int32_t candidates = ops.find_candidates(unit.distances + (first - unit.base), count,
-                                                     bound, 0, unit.candidates);
-      for (int32_t i = 0; i < candidates; ++i) {
-        const uint32_t token = static_cast<uint32_t>(first) + (unit.candidates[i] >> 16);
-        found.push_back(uint64_t{unit.candidates[i] & 0xffff} << 32 | (0xffffffffu - token));
-      }
+      found += ops.find_candidates(unit.distances + (first - unit.base), count, bound, 0,
+                                   unit.candidates + found);
+      ends.push_back(found);
     }
-    if (static_cast<int64_t>(found.size()) >= k) break;
+    if (found >= k) break;
     WINNOW_CHECK(bound < kMassKeyBins - 1);
   }
-  std::vector<uint64_t> ordered = found;
-  std::nth_element(ordered.begin(), ordered.begin() + (k - 1), ordered.end());
-  const uint64_t last = ordered[k - 1];  // no two are equal
-  const auto farthest = static_cast<uint64_t>(kMassKeyBins - 1 - unit.query->least_key);
-  int32_t taken = 0;
-  for (const uint64_t one : found) {  // by token
-    if (one > last || one >> 32 > farthest) continue;
-    tokens[taken++] = static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(one));
+  int32_t ties = 0;
+  const std::span<const uint32_t> candidates(unit.candidates, static_cast<size_t>(found));
+  const int32_t threshold = KthDistance(candidates, k, &ties);
+  for (const uint32_t one : candidates) {
+    ties -= static_cast<int32_t>(static_cast<int32_t>(one & 0xffff) == threshold);
+  }
+  // Of equals the later: the first -ties at the threshold are not taken.
+  const int32_t farthest = std::min(threshold, kMassKeyBins - 1 - unit.query->least_key);
+  int32_t taken = 0, at = 0;
+  for (size_t part = 0; part < ends.size(); ++part) {
+    const int32_t first = mid.first + static_cast<int32_t>(part) * kCandidateTokens;
+    for (; at < ends[part]; ++at) {
+      const auto distance = static_cast<int32_t>(candidates[at] & 0xffff);
+      const bool skipped = distance == threshold && ties++ < 0;
+      if (skipped || distance > farthest) continue;
+      tokens[taken++] = first + static_cast<int32_t>(candidates[at] >> 16);
+    }
   }
   return taken;
 }
 
-// Adds up the masses of all of mid.
-void SumMasses(const Unit& unit, int64_t* masses) {
-  const int32_t group = unit.call.group;
-  std::fill_n(masses, int64_t{group} * kTransformCells, 0);
-  for (const Range& range : unit.ranges) {
-    if (range.masses == nullptr) return;
-    for (int32_t g = 0; g < group; ++g) {
-      const int64_t* of_query = range.masses +
-                                int64_t{g / kMassAddQueries} * kMassAddQueries * kTransformCells +
-                                g % kMassAddQueries;
-      for (int32_t cell = 0; cell < kTransformCells; ++cell) {
-        masses[int64_t{g} * kTransformCells + cell] += of_query[int64_t{cell} * kMassAddQueries];
-      }
+// Adds `sign` times a range's masses to those of a unit's queries.
+void SumMasses(const int64_t* of_range, int32_t group, int64_t sign, int64_t* masses) {
+  for (int32_t g = 0; g < group; ++g) {
+    const int64_t* of_query = of_range +
+                              int64_t{g / kMassAddQueries} * kMassAddQueries * kTransformCells +
+                              g % kMassAddQueries;
+    for (int32_t cell = 0; cell < kTransformCells; ++cell) {
+      masses[int64_t{g} * kTransformCells + cell] +=
+          sign * of_query[int64_t{cell} * kMassAddQueries];
     }
   }
 }
@@ -373,15 +448,17 @@ MassCall GatherCodes(const MassCall& call, std::span<const int32_t> tokens, uint
   MassCall gathered = call;
   gathered.codes = tiles;
   gathered.layout = {1, 1 << 30, call.layout.bits};
+  gathered.last = static_cast<int32_t>(tokens.size());
   gathered.head = 0;
   gathered.block_table = kNoTable;
   return gathered;
 }
 
-// Subtracts those of the tokens that are read. `scratch`: as WeighRange leaves it.
+// Subtracts those of the tokens that are read.
 void TakeMasses(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const Unit& unit,
                 std::span<const int32_t> tokens, int64_t* masses, const PieceScratch& scratch) {
   const int32_t group = unit.call.group;
+  std::fill_n(scratch.masses, RangeMasses(group), 0);
   for (size_t begin = 0; begin < tokens.size(); begin += kMassPieceTokens) {
     const std::span<const int32_t> part =
         tokens.subspan(begin, std::min<size_t>(kMassPieceTokens, tokens.size() - begin));
@@ -392,12 +469,9 @@ void TakeMasses(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const 
                      scratch.fixed);
     ops.mass_cells(call, cell_bits.data(), static_cast<int32_t>(cell_bits.size()), 0, count,
                    scratch.cells);
-    for (int32_t g = 0; g < group; ++g) {
-      int64_t* const of_query = masses + int64_t{g} * kTransformCells;
-      const int32_t* const fixed = scratch.fixed + int64_t{g} * kMassDotsStride;
-      for (int32_t j = 0; j < count; ++j) of_query[scratch.cells[j]] -= fixed[j];
-    }
+    AddMasses(ops, group, scratch.fixed, scratch.cells, {0, count}, scratch.masses);
   }
+  SumMasses(scratch.masses, group, -1, masses);
 }
 
 // Indexes [4 * quads] of a token in the first code.
@@ -476,8 +550,8 @@ void RerankUnit(const CpuOps& ops, const Unit& first, const Unit& residual,
       GatherCodes(first.call, candidates, reinterpret_cast<uint32_t*>(at(sizes.tiles)));
   const MassCall residual_call =
       GatherCodes(residual.call, candidates, reinterpret_cast<uint32_t*>(at(sizes.residual_tiles)));
-  auto* const dots = reinterpret_cast<int32_t*>(at(sizes.dots));
-  auto* const residual_dots = reinterpret_cast<int32_t*>(at(sizes.residual_dots));
+  auto* const dots = reinterpret_cast<float*>(at(sizes.dots));
+  auto* const residual_dots = reinterpret_cast<float*>(at(sizes.residual_dots));
   auto* const logits = reinterpret_cast<float*>(at(sizes.logits));
   const auto stride = static_cast<int64_t>(sizes.places);
   std::vector<float> most(group), inverses(group);
@@ -654,31 +728,41 @@ void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
   const auto num_heads = static_cast<int32_t>(q.cols / d);
   const int32_t group = num_heads / args.code_layout.kv_heads;
   const float scale2 = args.scale * kTransformLog2E;
-  // Queries that fill up the last four have weights of 0.
   const MassScratchSizes sizes(group, args.code_layout.bits);
   const auto has_tail = [&](int32_t kv_head) {
     return tail != nullptr && packed.weights().heads[kv_head].tail;
   };
-  const int32_t range_tokens = RangeTokens(args.queries, wave, num_threads());
-  size_t with_tail = 0;
+  const bool by_units = num_threads() == 1 ||
+                        wave.size() >= size_t{kUnitsOfThread} * static_cast<size_t>(num_threads());
+  const int32_t range_tokens =
+      by_units ? kWholeUnit : RangeTokens(args.queries, wave, num_threads());
+  size_t with_tail = 0, kept_bytes = 0, kept_bytes_max = 0;
   for (const auto& [index, kv_head] : wave) {
-    if (has_tail(kv_head)) with_tail += NumRanges(args.queries[index].mid, range_tokens);
+    const TokenRange mid = args.queries[index].mid;
+    if (has_tail(kv_head)) with_tail += NumRanges(mid, range_tokens);
+    const size_t unit_bytes = NumRanges(mid, kMassPieceTokens) * DotsOfPiece(group) * sizeof(float);
+    kept_bytes += unit_bytes;
+    if (unit_bytes <= kKeptBytesMax) kept_bytes_max = std::max(kept_bytes_max, unit_bytes);
+  }
+  // Each thread keeps the dots of its unit, or all units theirs, where that stays in threads' caches.
+  const size_t threads = num_threads();
+  if (by_units) {
+    kept_bytes = kept_bytes_max * threads;
+  } else if (kept_bytes > kKeptBytesMax * threads) {
+    kept_bytes = 0;
   }
   const size_t masses_bytes = with_tail * RangeMasses(group) * sizeof(int64_t);
   std::byte* const scratch =
-      codes_scratch_.Get(wave_bytes + masses_bytes + sizes.thread_bytes * num_threads());
+      codes_scratch_.Get(wave_bytes + masses_bytes + kept_bytes + sizes.thread_bytes * threads);
   auto* masses = reinterpret_cast<int64_t*>(scratch + wave_bytes);
+  auto* const kept = reinterpret_cast<float*>(scratch + wave_bytes + masses_bytes);
   const auto scratch_of = [&](int thread) {
-    return sizes.Place(scratch + wave_bytes + masses_bytes, thread);
+    return sizes.Place(scratch + wave_bytes + masses_bytes + kept_bytes, thread);
   };
-  for (int thread = 0; thread < num_threads(); ++thread) {
-    const int64_t used_values = int64_t{group} * kMassDotsStride;
-    std::fill(scratch_of(thread).fixed + used_values,
-              scratch_of(thread).fixed + sizes.dots_bytes / sizeof(int32_t), 0);
-  }
   std::vector<Unit> units(wave.size());
   std::vector<std::pair<Unit*, Range*>> ranges;
   std::byte* free = scratch;
+  float* free_kept = kept;
   for (size_t i = 0; i < units.size(); ++i) {
     Unit& unit = units[i];
     unit.index = wave[i].first;
@@ -689,14 +773,19 @@ void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
                  wave[i].second, unit.query->block_table.data(),
                  fields.data(),  static_cast<int32_t>(fields.size()),
                  group};
+    unit.call.last = mid.last;
     unit.base = mid.first / kCodeTileTokens * kCodeTileTokens;
     unit.candidates = reinterpret_cast<uint32_t*>(free);
-    unit.distances = reinterpret_cast<uint16_t*>(
-        free + (size_t{1} * mid.size() + kCodeTileTokens + kPadding) * sizeof(uint32_t));
+    unit.distances = reinterpret_cast<uint16_t*>(unit.candidates + UnitPlaces(mid));
+    unit.cells = reinterpret_cast<uint8_t*>(unit.distances + UnitPlaces(mid));
     free += UnitBytes(mid);
-    const int32_t pieces = PieceOf(unit, mid.last - 1) + 1;
-    unit.peaks.resize(size_t{1} * pieces * group);
-    unit.sums.resize(size_t{1} * pieces * group);
+    unit.pieces = PieceOf(unit, mid.last - 1) + 1;
+    unit.peaks.resize(size_t{1} * unit.pieces * group);
+    unit.sums.resize(size_t{1} * unit.pieces * group);
+    if (!by_units && kept_bytes > 0) {
+      unit.kept = free_kept;
+      free_kept += unit.pieces * DotsOfPiece(group);
+    }
     unit.ranges.reserve(NumRanges(mid, range_tokens));
     for (int32_t first = mid.first, last = first; first < mid.last; first = last) {
       last = static_cast<int32_t>(
@@ -712,26 +801,17 @@ void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
   const auto num_units = static_cast<int64_t>(units.size());
   const auto num_ranges = static_cast<int64_t>(ranges.size());
   const auto first_head = [&](const Unit& unit) { return int64_t{unit.call.head} * group; };
-  threads_.ParallelFor(num_units, [&](int64_t i, int) {
-    Unit& unit = units[i];
-    PrepareUnit(ops_, packed, unit.call.head, q.f32(unit.query->row) + first_head(unit) * d, scale2,
-                unit);
-  });
-  threads_.ParallelFor(num_ranges, [&](int64_t i, int thread) {
-    SumRange(ops_, *ranges[i].first, *ranges[i].second, scratch_of(thread).dots);
-  });
-  threads_.ParallelFor(num_units, [&](int64_t i, int) {
-    Combine(args.anchor_masses + units[i].index * num_heads + first_head(units[i]), units[i]);
-  });
   const auto cell_bits = [&](const Unit& unit) -> const std::vector<uint8_t>& {
     return packed.weights().heads[unit.call.head].cell_bits;
   };
-  threads_.ParallelFor(num_ranges, [&](int64_t i, int thread) {
-    const auto& [unit, range] = ranges[i];
-    WeighRange(ops_, cell_bits(*unit), *unit, *range, scratch_of(thread));
-  });
-  threads_.ParallelFor(num_units, [&](int64_t i, int thread) {
-    Unit& unit = units[i];
+  const auto prepare = [&](Unit& unit) {
+    PrepareUnit(ops_, packed, unit.call.head, q.f32(unit.query->row) + first_head(unit) * d, scale2,
+                unit);
+  };
+  const auto combine = [&](Unit& unit) {
+    Combine(ops_, args.anchor_masses + unit.index * num_heads + first_head(unit), unit);
+  };
+  const auto take = [&](Unit& unit, int thread) {
     int32_t* tokens = args.chosen.chosen(unit.index, unit.call.head);
     const int32_t taken = Take(ops_, unit, tokens);
     args.chosen.count(unit.index, unit.call.head) = taken;
@@ -746,11 +826,41 @@ void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
       tail->deltas[first + g] = unit.deltas[g];
     }
     int64_t* const of_unit = tail->masses + first * kTransformCells;
-    SumMasses(unit, of_unit);
-    if (tail->of_all || !has_tail(unit.call.head)) return;
+    std::fill_n(of_unit, int64_t{group} * kTransformCells, 0);
+    if (!has_tail(unit.call.head)) return;
+    for (const Range& range : unit.ranges) SumMasses(range.masses, group, 1, of_unit);
+    if (tail->of_all) return;
     TakeMasses(ops_, cell_bits(unit), unit, {tokens, static_cast<size_t>(taken)}, of_unit,
                scratch_of(thread));
+  };
+  if (by_units) {
+    threads_.ParallelFor(num_units, [&](int64_t i, int thread) {
+      Unit& unit = units[i];
+      const PieceScratch of_thread = scratch_of(thread);
+      if (unit.pieces * DotsOfPiece(group) * sizeof(float) <= kKeptBytesMax) {
+        unit.kept = kept + thread * (kept_bytes_max / sizeof(float));
+      }
+      prepare(unit);
+      for (const Range& range : unit.ranges) {
+        SumRange(ops_, cell_bits(unit), unit, range, of_thread.dots);
+      }
+      combine(unit);
+      for (const Range& range : unit.ranges) WeighRange(ops_, unit, range, of_thread);
+      take(unit, thread);
+    });
+    return;
+  }
+  threads_.ParallelFor(num_units, [&](int64_t i, int) { prepare(units[i]); });
+  threads_.ParallelFor(num_ranges, [&](int64_t i, int thread) {
+    const auto& [unit, range] = ranges[i];
+    SumRange(ops_, cell_bits(*unit), *unit, *range, scratch_of(thread).dots);
   });
+  threads_.ParallelFor(num_units, [&](int64_t i, int) { combine(units[i]); });
+  threads_.ParallelFor(num_ranges, [&](int64_t i, int thread) {
+    const auto& [unit, range] = ranges[i];
+    WeighRange(ops_, *unit, *range, scratch_of(thread));
+  });
+  threads_.ParallelFor(num_units, [&](int64_t i, int thread) { take(units[i], thread); });
 }
 
 void CpuBackend::RerankByMass(const RerankByMassArgs& args) {

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "kernels/attention_state.h"
+#include "kernels/cpu/ops.h"
 #include "tests/unit/kernels/kernel_testing.h"
 #include "tests/unit/kernels/paged_kv.h"
 #include "tests/unit/kernels/random_transform.h"
@@ -839,6 +840,120 @@ TEST_P(TransformCodeBackendTest, SelectsLikeTheReferenceWhereMassesAreManyAndWhe
                              .chosen = chosen.view()});
       EXPECT_TRUE(chosen == expected) << least;
     }
+  }
+}
+
+// Whole tiles by four and one by one, blocks of any size, and threads that take whole units or parts of them.
+TEST_P(TransformCodeBackendTest, SelectsLikeTheReferenceWhereverMidBeginsAndEnds) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 6; ++round) {
+    const auto group = static_cast<int32_t>(random.Int(1, 9));
+    const auto bits = static_cast<int32_t>(64 * random.Int(1, 4));
+    const auto block_tokens = static_cast<int32_t>(16 * random.Int(1, 9));
+    Scene scene(random, 64, 2, group, bits, {1500}, DType::kBF16, block_tokens);
+    Matrix q = Matrix::Normal(random, 7, scene.heads() * 64);
+    std::vector<RetrievalQuery> queries;
+    for (int32_t i = 0; i < 7; ++i) {
+      const auto sink = static_cast<int32_t>(random.Int(0, 700));
+      RetrievalQuery query = scene.kv.Query(0, i, static_cast<int32_t>(random.Int(800, 1499)), sink,
+                                            static_cast<int32_t>(random.Int(1, 90)), 0);
+      query.k = static_cast<int32_t>(random.Int(0, query.mid.size()));
+      queries.push_back(query);
+    }
+    std::vector<float> anchors;
+    for (int32_t i = 0; i < 7 * scene.heads(); ++i) anchors.push_back(random.Normal(5.0f));
+    OwnedSelection expected(7, 2, 1500);
+    OwnedTail expected_tail(7, scene.heads());
+    OwnedScales expected_scales(7, scene.heads());
+    SelectByMassRef(q.tensor(), queries, anchors.data(), scene.weights, kScale, scene.codes.data(),
+                    scene.layout, expected.view(), &expected_tail.view, &expected_scales.view);
+    for (const int threads : {1, 2, 3, 7}) {
+      const auto other = Make(threads);
+      const auto packed = other->PackTransformCode(scene.weights);
+      OwnedSelection chosen(7, 2, 1500);
+      OwnedTail tail(7, scene.heads());
+      OwnedScales scales(7, scene.heads());
+      other->SelectByMass({.q = q.tensor(),
+                           .queries = queries,
+                           .anchor_masses = anchors.data(),
+                           .transform = *packed,
+                           .codes = scene.codes.data(),
+                           .code_layout = scene.layout,
+                           .scale = kScale,
+                           .chosen = chosen.view(),
+                           .tail = &tail.view,
+                           .scales = &scales.view});
+      ASSERT_TRUE(chosen == expected) << threads << " threads, round " << round;
+      ASSERT_EQ(tail.masses, expected_tail.masses) << threads << " threads, round " << round;
+      ASSERT_EQ(tail.references, expected_tail.references);
+      ASSERT_EQ(scales.inverses, expected_scales.inverses);
+    }
+  }
+}
+
+// Dots of a sequence so long that no thread keeps them: they are computed twice.
+TEST_P(TransformCodeBackendTest, SelectsTheSameFromDotsThatAreKeptAndComputedAgain) {
+  constexpr int32_t kTokens = 70000, kGroup = 16;  // 4.6 MB of dots
+  Scene scene(random, 16, 1, kGroup, 64, {2000});
+  // The same blocks over and over: the reference encodes few keys.
+  std::vector<int32_t> table;
+  for (int32_t i = 0; i <= kTokens / 64; ++i) table.push_back(scene.kv.table(0)[random.Int(0, 30)]);
+  const auto packed = backend->PackTransformCode(scene.weights);
+  Matrix q = Matrix::Normal(random, 1, kGroup * 16);
+  const std::vector<float> anchors(kGroup, 2.0f);
+  RetrievalQuery query;
+  query.block_table = table;
+  query.position = kTokens;
+  query.mid = {16, kTokens};
+  query.k = 500;
+  const auto select = [&](Backend& by, OwnedSelection& chosen, OwnedTail& tail) {
+    by.SelectByMass({.q = q.tensor(),
+                     .queries = {&query, 1},
+                     .anchor_masses = anchors.data(),
+                     .transform = *packed,
+                     .codes = scene.codes.data(),
+                     .code_layout = scene.layout,
+                     .scale = kScale,
+                     .chosen = chosen.view(),
+                     .tail = &tail.view});
+  };
+  OwnedSelection one(1, 1, 500), many(1, 1, 500);
+  OwnedTail one_tail(1, kGroup), many_tail(1, kGroup);
+  select(*Make(1), one, one_tail);
+  select(*Make(7), many, many_tail);
+  EXPECT_TRUE(one == many);
+  EXPECT_EQ(one_tail.masses, many_tail.masses);
+}
+
+// Every step of 2^-14 from 0 to far below -60, at places before and behind the last whole vectors.
+TEST_P(TransformCodeBackendTest, ExponentialsHaveTheReferencesBitsDownToNothing) {
+  const CpuOps& ops = *FindCpuOps(GetParam().c_str());
+  std::vector<float> dots(kMassDotsStride);
+  std::vector<uint16_t> distances(kMassDotsStride);
+  std::vector<int32_t> fixed(size_t{kMassAddQueries} * kMassDotsStride);
+  uint8_t cells[kMassDotsStride];
+  for (int32_t i = 0; i < kMassDotsStride; ++i) cells[i] = static_cast<uint8_t>(i % 256);
+  constexpr float kStep = 0x1p-14f;
+  constexpr float kInverse = 4;  // 2^-60 times that still has a key
+  for (int32_t first = 0; first < 160 << 14; first += 499) {
+    const auto count = 490 + first % 20;
+    for (int32_t i = 0; i < count; ++i) dots[i] = i == 7 ? 0.0f : -static_cast<float>(first + i);
+    int64_t sum = 0;
+    std::vector<int64_t> masses(size_t{kMassAddQueries} * 256), expected_masses(masses);
+    const MassHead head{kStep, 0, 0, kInverse};
+    ops.mass_weights(&head, 1, dots.data(), count, distances.data(), fixed.data());
+    ops.mass_add(fixed.data(), cells, 0, count, masses.data());
+    for (int32_t i = 0; i < count; ++i) {
+      const float weight = TransformExp2(kStep * dots[i]);
+      sum += static_cast<int64_t>(weight * 0x1p26f);
+      expected_masses[size_t{kMassAddQueries} * cells[i]] += static_cast<int64_t>(weight * 0x1p30f);
+      ASSERT_EQ(distances[i], kMassKeyBins - 1 - MassKey(std::fmaf(weight, kInverse, 0.0f)))
+          << dots[i];
+    }
+    ASSERT_EQ(masses, expected_masses) << first;
+    float peak = 1;
+    ASSERT_EQ(ops.mass_sum(dots.data(), count, kStep, &peak), sum) << first;
+    ASSERT_EQ(peak, 0);
   }
 }
 
