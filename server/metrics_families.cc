@@ -363,6 +363,29 @@ MetricFamilies StoreFamilies(const engine::EngineStats& stats) {
               "Time that steps waited for slower tiers. Its rate is the share of time that a "
               "faster disk, a larger --row-cache-bytes or a smaller k would save.",
               static_cast<double>(stats.kv.wait_ns) * 1e-9);
+  const engine::FetchCounts& fetches = stats.fetches;
+  out.Gauge("winnow_kv_fetches_open",
+            "Fetches of whole layer blocks that sequences wait for now, while others step.",
+            fetches.open);
+  out.Counter(
+      "winnow_kv_fetches_total",
+      "Fetches of whole layer blocks between steps: of prefixes that were found, and of all "
+      "sequences while reads of the store are slow.",
+      fetches.begun);
+  out.Counter("winnow_kv_fetches_given_up_total",
+              "Of those, fetches that took so long that the sequence computed its KV. Rising: the "
+              "disk hangs, and winnow_kv_read_seconds says for how long.",
+              fetches.given_up);
+  out.Counter(
+      "winnow_kv_fetch_room_waits_total",
+      "Times that a sequence had to wait until another fetch ends, as frames were few. Many "
+      "beside winnow_kv_fetches_total: give KV more memory.",
+      fetches.room_waits);
+  out.Counter(
+      "winnow_kv_fetch_rests_total",
+      "Times that a sequence was left out of steps for having made one wait for reads. "
+      "Rising: the disk is slow, and those that read from it share the time with the others.",
+      fetches.rests);
   out.Mean("winnow_resume_seconds",
            "Time that it took to take over found prefixes: their indexes and summaries, "
            "and, resumed eagerly, their KV. Long beside short answers: --resume lazy, or a faster "

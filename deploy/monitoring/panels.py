@@ -179,6 +179,10 @@ READS = {
                ("not taken " + INSTANCE, rate("winnow_kv_save_failures_total"))]),
         Panel("Resume", "Mean time in which the step loop takes over a found prefix.", "s", [(INSTANCE, mean("winnow_resume_seconds"))]),
         Panel("Resume reads", "Bytes of slower tiers that taking over prefixes read.", "Bps", [(INSTANCE, rate("winnow_resume_bytes_total"))]),
+        Panel("Fetches", "Of whole layer blocks between steps: open now; and begun, given up, waiting for room, and sequences that rest, a second.", "short",
+              [("open " + INSTANCE, "winnow_kv_fetches_open@"), ("begun/s " + INSTANCE, rate("winnow_kv_fetches_total")),
+               ("given up/s " + INSTANCE, rate("winnow_kv_fetches_given_up_total")),
+               ("room/s " + INSTANCE, rate("winnow_kv_fetch_room_waits_total")), ("rests/s " + INSTANCE, rate("winnow_kv_fetch_rests_total"))]),
         Panel("Read back whole", "Bytes of layer blocks: dense attention, and eager resume.", "Bps", [(INSTANCE, rate("winnow_kv_loaded_bytes_total"))]),
     ],
     "The store": [

@@ -90,6 +90,11 @@ TEST_F(MetricsTest, EverySeriesIsThereAtZeroFromTheStart) {
                            "winnow_kv_prefetch_rows_total 0",
                            "winnow_kv_prefetch_hits_total 0",
                            "winnow_kv_loaded_bytes_total 0",
+                           "winnow_kv_fetches_open 0",
+                           "winnow_kv_fetches_total 0",
+                           "winnow_kv_fetches_given_up_total 0",
+                           "winnow_kv_fetch_room_waits_total 0",
+                           "winnow_kv_fetch_rests_total 0",
                            "winnow_kv_tier_wait_seconds_total 0",
                            "winnow_kv_read_seconds_count{tier=\"disk\"} 0",
                            "winnow_kv_read_seconds_bucket{tier=\"disk\",le=\"+Inf\"} 0",
@@ -152,6 +157,7 @@ TEST_F(MetricsTest, WhatTheStoreAndPrefixesCountIsShown) {
   stats.prefix_tokens_pool = 128;
   stats.prefix_tokens_store = 64;
   stats.prefetch = {10, 4};
+  stats.fetches = {.open = 3, .begun = 9, .given_up = 1, .room_waits = 5, .rests = 6};
   stats.attended_rows = 7;
   stats.kv_read_bytes_host = 3 * 512;
   stats.kv_read_bytes_disk = 5 * 512;
@@ -173,6 +179,11 @@ TEST_F(MetricsTest, WhatTheStoreAndPrefixesCountIsShown) {
                            "winnow_prefix_hit_tokens_total{from=\"store\"} 64",
                            "winnow_kv_prefetch_rows_total 10",
                            "winnow_kv_prefetch_hits_total 4",
+                           "winnow_kv_fetches_open 3",
+                           "winnow_kv_fetches_total 9",
+                           "winnow_kv_fetches_given_up_total 1",
+                           "winnow_kv_fetch_room_waits_total 5",
+                           "winnow_kv_fetch_rests_total 6",
                            "winnow_store_info{io=\"uring\"} 1",
                            "winnow_kv_read_rows_total{tier=\"fast\"} 7",
                            "winnow_kv_read_rows_total{tier=\"host\"} 3",
