@@ -375,8 +375,8 @@ void RoundToQ8_0(const float* x, std::byte* out) {
   }
 }
 
-// What a block of 32 values loses as the nearest integers on a line, x_i about offset + scale · q_i, and the sums that fit
-// a line to those integers.
+// A block of 32 values as the nearest integers on a line, x_i about offset + scale · q_i: what that loses, and the sums that
+// fit a line to those integers.
 class Line {
  public:
   Line(const float* x, float scale, float offset)

@@ -250,7 +250,7 @@ using MassSumFn = int64_t(const float* dots, int32_t count, float a, float* peak
 struct MassHead {
   float a = 0, b = 0, reference = 0, inverse = 0;
 };
-// Of dots [group][kMassDotsStride]: distances = 65535 - key, and int(w_j * 2^30) in `fixed` unless it is null:
+// Takes dots [group][kMassDotsStride]: distances = 65535 - key, and int(w_j * 2^30) in `fixed` unless it is null:
 // [group / kMassAddQueries, rounded up][kMassDotsStride][kMassAddQueries], tokens in the order that MassAdd reads. Queries
 // that fill up the last four have zeros. Reads and writes up to 15 places past `count`.
 using MassWeightsFn = void(const MassHead* heads, int32_t group, const float* dots, int32_t count,

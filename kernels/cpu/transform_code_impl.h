@@ -399,7 +399,7 @@ inline Vec::Reg MassTerm(Vec::Reg x) {
 // Vectors side by side, as many as there are registers for.
 constexpr int kChains = kLanes == 16 ? 8 : kLanes == 8 ? 4 : 1;
 
-// Where StoreFixed has put the integers of token j: those of j, j + 1, j + 2 and j + 3 (j a multiple of 4) are
+// The place at which StoreFixed puts the integers of token j: those of j, j + 1, j + 2 and j + 3 (j a multiple of 4) are
 // kFixedStep apart.
 constexpr uint32_t kFixedStep = kLanes < 4 ? kMassAddQueries : kLanes;
 inline uint32_t FixedPlace(uint32_t j) {

@@ -399,7 +399,7 @@ int32_t Take(const CpuOps& ops, Unit& unit, int32_t* tokens) {
   for (const uint32_t one : candidates) {
     ties -= static_cast<int32_t>(static_cast<int32_t>(one & 0xffff) == threshold);
   }
-  // Of equals the later: the first -ties at the threshold are not taken.
+  // Among equals the later are taken: the first -ties at the threshold are not.
   const int32_t farthest = std::min(threshold, kMassKeyBins - 1 - unit.query->least_key);
   int32_t taken = 0, at = 0;
   for (size_t part = 0; part < ends.size(); ++part) {

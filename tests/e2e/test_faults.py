@@ -153,7 +153,7 @@ class Device(unittest.TestCase):
         return connection, response
 
     def test_a_server_whose_device_died_says_so_and_exits_with_70(self):
-        # Of its grace, longer than this waits, nothing is spent: nothing is left to wait for.
+        # Its grace is longer than this waits, and none of it is spent: nothing is left to wait for.
         with Server("--drain-grace", "10m", "--max-running", 3, program=DYING_DEVICE) as server:
             api = Api(server.address)
             self.assertEqual(len(token_ids(ask(api, tokens=5))), 5)

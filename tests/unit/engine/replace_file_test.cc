@@ -88,7 +88,9 @@ TEST_P(ReplaceFileTest, WhoReadsMeanwhileSeesOneTextOrTheOther) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Syncs, ReplaceFileTest, ::testing::Values(Sync::kNo, Sync::kYes),
-                         [](const auto& info) { return info.param == Sync::kYes ? "Synced" : "NotSynced"; });
+                         [](const auto& info) {
+                           return info.param == Sync::kYes ? "Synced" : "NotSynced";
+                         });
 
 }  // namespace
 }  // namespace winnow::engine

@@ -429,7 +429,7 @@ class Workload {
     const EngineStats stats = engine_->stats();
     totals_.steps_with_paused += stats.paused > 0;
     totals_.steps_with_scarce += memory_->residency().scarce();
-    // Who is paused, or has lost its blocks, holds none of the memory of fetches.
+    // One that is paused, or has lost its blocks, holds none of the memory of fetches.
     EXPECT_LE(stats.fetches.open + stats.paused, stats.running + stats.preempted) << Describe();
     if (went_on || !in_order) return;
     EXPECT_EQ(stats.running + stats.waiting, stats.paused)
