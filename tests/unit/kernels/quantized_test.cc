@@ -158,7 +158,7 @@ TEST(Quantized, RowsRoundedToEightBitsAreAsNearAsTheirStepsAllow) {
 // Beside the line from the smallest to the largest value, which is where the search begins.
 TEST(Quantized, RowsRoundedToFourBitsAreNearerThanTheLineThroughTheirEnds) {
   TestRandom random;
-  constexpr int64_t kCols = 32 * 400;
+  constexpr int64_t kCols = 32 * 1600;
   const std::vector<float> row = RowToRound(random, kCols);
   std::vector<float> back(kCols);
   std::vector<std::byte> packed(WeightRowBytes(WeightType::kQ4_1, kCols));
@@ -187,7 +187,7 @@ TEST(Quantized, RowsRoundedToFourBitsAreNearerThanTheLineThroughTheirEnds) {
     of_ends += ends / (largest * largest + 1e-30);
     of_rounding += rounding / (largest * largest + 1e-30);
   }
-  EXPECT_LT(of_rounding, 0.92 * of_ends);
+  EXPECT_LT(of_rounding, 0.89 * of_ends);  // .870 ± .003; after one round .917
 }
 
 TEST(Quantized, RowsRoundedToFloatsOfEightBitsAreAsNearAsTheirMantissas) {
