@@ -786,7 +786,7 @@ class Parser {
       inline_start = false;
       const int line = Current().line;
       std::string name = AnyName();
-      while (SkipOperator(".")) name += "." + AnyName();
+      while (SkipOperator(".")) name.append(1, '.').append(AnyName());
       ExpressionPtr node = Make(Type::kFilter, line);
       Adopt(node.get(), std::move(input));
       node->name = std::move(name);
