@@ -204,38 +204,25 @@ inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t firs
   }
 }
 
-class CellBits {
- public:
-  CellBits(const uint8_t* cell_bits, int32_t num_bits)
-      : cell_bits_(cell_bits), num_bits_(num_bits) {}
-  template <int kTiles>
-  void Take(const uint32_t* const* tiles, uint8_t* cells) const {
-    for (int t = 0; t < kTiles; ++t) TakeTile(tiles[t], cells + t * kTile);
-  }
-
- private:
-  void TakeTile(const uint32_t* tile, uint8_t* cells) const {
-    const __m256i one = _mm256_set1_epi32(1);
-    __m256i of_half[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-    for (int32_t bit = 0; bit < num_bits_; ++bit) {
-      const auto* words = reinterpret_cast<const __m256i*>(tile + cell_bits_[bit] / 32 * kTile);
-      const __m128i shift = _mm_cvtsi32_si128(cell_bits_[bit] % 32);
-      for (int half = 0; half < 2; ++half) {
-        const __m256i moved = _mm256_srl_epi32(_mm256_loadu_si256(words + half), shift);
-        of_half[half] = _mm256_or_si256(_mm256_add_epi32(of_half[half], of_half[half]),
-                                        _mm256_and_si256(moved, one));
-      }
+inline void TakeTileCells(const uint32_t* tile, const uint8_t* cell_bits, int32_t num_bits,
+                          uint8_t* cells) {
+  const __m256i one = _mm256_set1_epi32(1);
+  __m256i of_half[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+  for (int32_t bit = 0; bit < num_bits; ++bit) {
+    const auto* words = reinterpret_cast<const __m256i*>(tile + cell_bits[bit] / 32 * kTile);
+    const __m128i shift = _mm_cvtsi32_si128(cell_bits[bit] % 32);
+    for (int half = 0; half < 2; ++half) {
+      const __m256i moved = _mm256_srl_epi32(_mm256_loadu_si256(words + half), shift);
+      of_half[half] = _mm256_or_si256(_mm256_add_epi32(of_half[half], of_half[half]),
+                                      _mm256_and_si256(moved, one));
     }
-    const __m256i packed =
-        _mm256_permute4x64_epi64(_mm256_packus_epi32(of_half[0], of_half[1]), 0b11011000);
-    _mm_storeu_si128(
-        reinterpret_cast<__m128i*>(cells),
-        _mm_packus_epi16(_mm256_castsi256_si128(packed), _mm256_extracti128_si256(packed, 1)));
   }
-
-  const uint8_t* cell_bits_;
-  int32_t num_bits_;
-};
+  const __m256i packed =
+      _mm256_permute4x64_epi64(_mm256_packus_epi32(of_half[0], of_half[1]), 0b11011000);
+  _mm_storeu_si128(
+      reinterpret_cast<__m128i*>(cells),
+      _mm_packus_epi16(_mm256_castsi256_si128(packed), _mm256_extracti128_si256(packed, 1)));
+}
 
 class TermSum {
  public:
@@ -278,29 +265,16 @@ inline void StoreDistances(uint16_t* p, Vec::Reg mass) {
   *p = static_cast<uint16_t>(kMassKeyBins - 1 - key);
 }
 
-class CellBits {
- public:
-  CellBits(const uint8_t* cell_bits, int32_t num_bits)
-      : cell_bits_(cell_bits), num_bits_(num_bits) {}
-  template <int kTiles>
-  void Take(const uint32_t* const* tiles, uint8_t* cells) const {
-    for (int t = 0; t < kTiles; ++t) TakeTile(tiles[t], cells + t * kTile);
-  }
-
- private:
-  void TakeTile(const uint32_t* tile, uint8_t* cells) const {
-    for (int32_t t = 0; t < kTile; ++t) {
-      uint32_t cell = 0;
-      for (int32_t bit = 0; bit < num_bits_; ++bit) {
-        cell = cell << 1 | (tile[cell_bits_[bit] / 32 * kTile + t] >> cell_bits_[bit] % 32 & 1);
-      }
-      cells[t] = static_cast<uint8_t>(cell);
+inline void TakeTileCells(const uint32_t* tile, const uint8_t* cell_bits, int32_t num_bits,
+                          uint8_t* cells) {
+  for (int32_t t = 0; t < kTile; ++t) {
+    uint32_t cell = 0;
+    for (int32_t bit = 0; bit < num_bits; ++bit) {
+      cell = cell << 1 | (tile[cell_bits[bit] / 32 * kTile + t] >> cell_bits[bit] % 32 & 1);
     }
+    cells[t] = static_cast<uint8_t>(cell);
   }
-
-  const uint8_t* cell_bits_;
-  int32_t num_bits_;
-};
+}
 
 class TermSum {
  public:
@@ -337,6 +311,22 @@ inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t firs
 #endif
 
 #if !defined(__AVX512F__)
+class CellBits {
+ public:
+  CellBits(const uint8_t* cell_bits, int32_t num_bits)
+      : cell_bits_(cell_bits), num_bits_(num_bits) {}
+  template <int kTiles>
+  void Take(const uint32_t* const* tiles, uint8_t* cells) const {
+    for (int t = 0; t < kTiles; ++t) {
+      TakeTileCells(tiles[t], cell_bits_, num_bits_, cells + t * kTile);
+    }
+  }
+
+ private:
+  const uint8_t* cell_bits_;
+  int32_t num_bits_;
+};
+
 template <int kGroup, int kTiles>
 inline void TileDots(const MassCall& call, const uint32_t* const* tiles, int32_t first_query,
                      float* dots) {
