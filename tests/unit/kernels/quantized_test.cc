@@ -137,14 +137,25 @@ std::vector<float> RowToRound(std::mt19937_64& random, int64_t cols) {
   return row;
 }
 
+// A row, the blocks that it is rounded to, and what those stand for.
+struct RoundedRow {
+  RoundedRow(WeightType type, std::vector<float> values)
+      : row(std::move(values)),
+        packed(WeightRowBytes(type, static_cast<int64_t>(row.size()))),
+        back(row.size()) {
+    const auto cols = static_cast<int64_t>(row.size());
+    QuantizeRow(type, row.data(), cols, packed.data());
+    DequantizeRow(type, packed.data(), cols, back.data());
+  }
+  std::vector<float> row;
+  std::vector<std::byte> packed;
+  std::vector<float> back;
+};
+
 TEST(Quantized, RowsRoundedToEightBitsAreAsNearAsTheirStepsAllow) {
   TestRandom random;
   constexpr int64_t kCols = 32 * 40;
-  const std::vector<float> row = RowToRound(random, kCols);
-  std::vector<float> back(kCols);
-  std::vector<std::byte> packed(WeightRowBytes(WeightType::kQ8_0, kCols));
-  QuantizeRow(WeightType::kQ8_0, row.data(), kCols, packed.data());
-  DequantizeRow(WeightType::kQ8_0, packed.data(), kCols, back.data());
+  const auto [row, packed, back] = RoundedRow(WeightType::kQ8_0, RowToRound(random, kCols));
   for (int64_t at = 0; at < kCols; at += 32) {
     float largest = 0;
     for (int64_t i = at; i < at + 32; ++i) largest = std::max(largest, std::abs(row[i]));
@@ -159,11 +170,7 @@ TEST(Quantized, RowsRoundedToEightBitsAreAsNearAsTheirStepsAllow) {
 TEST(Quantized, RowsRoundedToFourBitsAreNearerThanTheLineThroughTheirEnds) {
   TestRandom random;
   constexpr int64_t kCols = 32 * 1600;
-  const std::vector<float> row = RowToRound(random, kCols);
-  std::vector<float> back(kCols);
-  std::vector<std::byte> packed(WeightRowBytes(WeightType::kQ4_1, kCols));
-  QuantizeRow(WeightType::kQ4_1, row.data(), kCols, packed.data());
-  DequantizeRow(WeightType::kQ4_1, packed.data(), kCols, back.data());
+  const auto [row, packed, back] = RoundedRow(WeightType::kQ4_1, RowToRound(random, kCols));
   double of_ends = 0, of_rounding = 0;
   for (int64_t at = 0; at < kCols; at += 32) {
     SCOPED_TRACE(at / 32);
