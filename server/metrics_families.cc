@@ -365,7 +365,8 @@ MetricFamilies StoreFamilies(const engine::EngineStats& stats) {
               static_cast<double>(stats.kv.wait_ns) * 1e-9);
   const engine::FetchCounts& fetches = stats.fetches;
   out.Gauge("winnow_kv_fetches_open",
-            "Fetches of whole layer blocks that sequences wait for now, while others step.",
+            "Fetches of whole layer blocks under way, each of a sequence that waits for it beside "
+            "the steps of others.",
             fetches.open);
   out.Counter(
       "winnow_kv_fetches_total",
