@@ -108,9 +108,9 @@ void BenchBlocks(Bench& bench) {
       };
       const std::string shape = Text("%s, out %d, in %d", WeightTypeName(type),
                                      static_cast<int>(c.out), static_cast<int>(c.in));
-      for (const int64_t m : {1, 2, 4, 8, 16, 32}) {
+      for (const int64_t m : {1, 2, 4, 8, 16, 32, 33, 48, 64, 65, 96, 128}) {
         const std::string text = Text("m %d, %s", static_cast<int>(m), shape.c_str());
-        if (!bench.WantsShape(text) || !StreamsBlocks(m)) continue;
+        if (!bench.WantsShape(text) || !StreamsBlocks(m, w)) continue;
         const auto x = RandomFloats(m * c.in);
         Memory<float> y(m * c.out);
         Memory<std::byte> workspace(static_cast<int64_t>(MatmulWorkspaceBytes(m, w)));

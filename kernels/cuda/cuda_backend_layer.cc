@@ -210,7 +210,7 @@ void CudaBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y
   const DeviceWeights& first = packed.parts()[0].weights;
   WINNOW_CHECK(x.cols == first.in && y.cols == packed.out_features() && y.rows >= x.rows);
   if (packed.parts().size() == 1 &&
-      (first.way != DeviceWeights::Way::kBlocks || StreamsBlocks(x.rows))) {
+      (first.way != DeviceWeights::Way::kBlocks || StreamsBlocks(x.rows, first))) {
     if (!Grow(matmul_, MatmulWorkspaceBytes(x.rows, first), "a matrix product")) return;
     Good(cuda::Matmul(
              {x.f32(), x.stride, x.rows, y.f32(), y.stride, epilogue.bias, epilogue.accumulate},
@@ -252,7 +252,7 @@ void CudaBackend::MultiplyOrdered(int64_t m, const PackedMatrix& w, const Tensor
       args.new_weights = is_new;
       return Good(cuda::MatmulOrdered(args, weights, ordered, stream()), "a matrix product");
     };
-    if (part.weights.way != DeviceWeights::Way::kBlocks || StreamsBlocks(m)) {
+    if (part.weights.way != DeviceWeights::Way::kBlocks || StreamsBlocks(m, part.weights)) {
       if (!multiply(part.weights, part.first_output, /*is_new=*/false)) return;
       continue;
     }

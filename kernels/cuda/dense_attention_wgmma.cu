@@ -15,6 +15,14 @@
 // each unit, and a descriptor built for each instruction: 398. Lost (448 to 449 TFLOP/s, that is nothing): weighing a unit
 // while the values of the one before are added up, which needs a branch that depends on the weights, or else the
 // compiler puts all of it behind the wait; and the warpgroups taking turns by named barriers.
+// Also lost (H200, 2026-11-26, the same shape, 449 to 451 in the same runs; TFLOP/s, 8192 tokens and 512 before 131072, 484 there):
+//   a unit weighed while the scores of the next and the values of the one before are made; sums of the splits before
+//     in shared memory; whole units by the copy engine, keys and values in rings of their own                       368, 384
+//     the same, sums of the splits before left out                                                                   393
+//     the same, queries from registers                                                                               391
+//     the same, both                                                                                                 427
+//     the same, both, and no weighing: what matrix instructions of 64 by 64 and their waits leave                    606
+//   two units at a time, 128 keys to a matrix instruction, all sums in registers, whole units by the copy engine     425, 456
 #include <algorithm>
 
 #include "kernels/cuda/bulk_copy.cuh"

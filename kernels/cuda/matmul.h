@@ -30,11 +30,11 @@
 //
 // Gates and ups of more than kMatmulBatchRows rows can stay in registers: MatmulGated().
 //
-// Products of kBlocks with up to kMatmulFewRows rows have a kernel of their own (matmul_blocks.cu; Hopper). For more, and on other
-// devices, the caller widens outputs by WidenBlocks and multiplies by those.
+// Products of kBlocks have kernels of their own for up to kMatmulFewRows rows (matmul_blocks.cu; Hopper) and for up to
+// kMatmulBatchRows (matmul_blocks_batch.cu; Hopper, most shapes). For more, and on other devices, the caller widens outputs by WidenBlocks and multiplies by those.
 //
 // Cost: matmul.h's. Few rows and a batch's read W once, from HBM; more rows read it once per 128 rows
-// (Hopper: 256, 352 or 384), and x once per 128 outputs, a batch of more than 64 per 64 outputs, from L2. Few rows of
+// (Hopper: 256, 352 or 384), and x once per 128 outputs, a batch of more than 64 per 64 outputs, from L2. Few rows and a batch's of
 // kBlocks read the blocks once (bytes: block_order.h); widening reads them and writes 2 bytes a weight.
 #ifndef WINNOW_KERNELS_CUDA_MATMUL_H_
 #define WINNOW_KERNELS_CUDA_MATMUL_H_
@@ -73,8 +73,9 @@ size_t PackedMatrixBytes(int64_t out, int64_t in, DeviceWeights::Way way, DType 
 // lies past the last output is undefined where outputs end before the matrix does. REQUIRES: first_output a multiple of 16.
 [[nodiscard]] cudaError_t WidenBlocks(const DeviceWeights& w, int64_t first_output, int64_t outputs,
                                       void* to, Stream stream);
-// Whether products of m rows with kBlocks have a kernel on the current device.
-bool StreamsBlocks(int64_t m);
+// Whether products of m rows with W of kBlocks have a kernel on the current device: up to kMatmulBatchRows, but for more than
+// kMatmulFewRows only where segments of W are whole panels of 64 inner values.
+bool StreamsBlocks(int64_t m, const DeviceWeights& w);
 
 // x in the order in which kTensor and kBlocks read it; none for kExact. Need not be zeroed.
 size_t MatmulWorkspaceBytes(int64_t m, const DeviceWeights& w);
@@ -103,7 +104,7 @@ struct MatmulArgs {
   bool new_weights = false;
   bool unused[5] = {};
 };
-// REQUIRES, of both: for kBlocks StreamsBlocks(m), and not `portable`.
+// REQUIRES, of both: for kBlocks StreamsBlocks(m, w), and not `portable`.
 [[nodiscard]] cudaError_t Matmul(const MatmulArgs& args, const DeviceWeights& w, void* workspace,
                                  Stream stream);
 // x in order, for MatmulOrdered. REQUIRES: OrderedBytes at `ordered`.

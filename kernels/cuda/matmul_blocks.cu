@@ -5,32 +5,20 @@
 // weight, about as long as HBM takes to bring 4 bits. The chains of matrix instructions are those of plain weights, and so
 // are the bits.
 //
-// More rows, and other devices: the matrix is widened into plain tiles, in pieces of outputs, and the kernels of kTensor
-// read those. WidenKernel is a warp a tile.
+// The rows of a batch on Hopper: matmul_blocks_batch.cu. More rows, and other devices: the matrix is widened into plain tiles,
+// in pieces of outputs, and the kernels of kTensor read those. WidenKernel is a warp a tile.
 #include <algorithm>
 
-#include "kernels/cuda/block_order.h"
 #include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/matmul_parts.cuh"
+#include "kernels/cuda/matmul_blocks_parts.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kBlocks = 2;  // of a multiprocessor
-static_assert(kBlockSegments == kMatmulSegments && kSliceValues == kOrderedSlice);
-
-struct BlockOperands {
-  Operands product;  // w: none
-  const std::byte* blocks;
-  int64_t tile_bytes;
-  int32_t segment_bytes, coarse;
-};
-
-// Shared memory that lets two blocks stay: less a KiB of the system's each.
-constexpr int kSharedBytes = 113 * 1024;
 
 template <WeightType kType, int kRowTiles>
 struct Ring {
@@ -41,7 +29,7 @@ struct Ring {
   static constexpr int kPartBytes = kPartBuffers * kMatmulSegments * kRowTiles * kLanes * 16;
   static constexpr int kOtherBytes = 512;  // barriers
   static constexpr int kSlots =
-      std::min(6, (kSharedBytes - kPartBytes - kOtherBytes) / (kMatmulSegments * kSlotBytes));
+      std::min(6, (kHalfSharedBytes - kPartBytes - kOtherBytes) / (kMatmulSegments * kSlotBytes));
   static constexpr size_t kDynamicBytes = size_t{kMatmulSegments} * kSlots * kSlotBytes;
   static_assert(kSlots >= 3 && kSlotBytes % 16 == 0);
 };
@@ -312,35 +300,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Calls f with the type whose kernels those of `type` are.
-template <typename F>
-cudaError_t WithType(WeightType type, F f) {
-  switch (type) {
-#define WINNOW_TYPE(name) \
-  case WeightType::name:  \
-    return f.template operator()<WeightType::name>();
-    WINNOW_TYPE(kQ4_0)
-    WINNOW_TYPE(kQ4_1)
-    WINNOW_TYPE(kQ5_1)
-    WINNOW_TYPE(kQ8_0)
-    WINNOW_TYPE(kQ4K)
-    WINNOW_TYPE(kQ5K)
-    WINNOW_TYPE(kQ6K)
-    WINNOW_TYPE(kI4x32)
-    WINNOW_TYPE(kI4x128)
-    WINNOW_TYPE(kF8x32)
-    WINNOW_TYPE(kF8x128)
-#undef WINNOW_TYPE
-    case WeightType::kQ5_0:  // lies as Q8_0
-      return f.template operator()<WeightType::kQ8_0>();
-    case WeightType::kF32:
-    case WeightType::kF16:
-    case WeightType::kBF16:
-      break;
-  }
-  return cudaErrorInvalidValue;
-}
-
 }  // namespace
 
 cudaError_t PackBlocks(const std::byte* source, int64_t first_row, int64_t rows,
@@ -360,7 +319,7 @@ cudaError_t PackBlocks(const std::byte* source, int64_t first_row, int64_t rows,
                         static_cast<uint8_t*>(const_cast<void*>(packed.data)));
   };
   if (packed.type == WeightType::kQ5_0) return pack.template operator()<WeightType::kQ5_0>();
-  return WithType(packed.type, pack);
+  return WithBlockType(packed.type, pack);
 }
 
 cudaError_t WidenBlocks(const DeviceWeights& w, int64_t first_output, int64_t outputs, void* to,
@@ -370,23 +329,22 @@ cudaError_t WidenBlocks(const DeviceWeights& w, int64_t first_output, int64_t ou
     return cudaErrorInvalidValue;
   }
   const BlockOrder order = BlockOrderOf(BlockFormatOf(w.type), w.in);
-  return WithType(w.type, [&]<WeightType kType>() {
+  return WithBlockType(w.type, [&]<WeightType kType>() {
     return Widen<kType>(w, order, first_output / kTileOutputs, CeilDiv(outputs, kTileOutputs), to,
                         stream);
   });
 }
 
-bool StreamsBlocks(int64_t m) {
-  return m <= kMatmulFewRows && CurrentDevice().hopper &&
-         kSharedBytes <= CurrentDevice().block_shared_bytes;
+bool StreamsBlocks(int64_t m, const DeviceWeights& w) {
+  if (m > kMatmulFewRows) return TakesBlocksBatch(m, w);
+  return CurrentDevice().hopper && kHalfSharedBytes <= CurrentDevice().block_shared_bytes;
 }
 
 cudaError_t MatmulBlocks(const Operands& operands, const DeviceWeights& w, Stream stream) {
-  if (!StreamsBlocks(operands.m)) return cudaErrorInvalidValue;
-  const BlockOrder order = BlockOrderOf(BlockFormatOf(w.type), w.in);
-  const BlockOperands all = {operands, static_cast<const std::byte*>(w.data), order.tile_bytes,
-                             order.segment_bytes, order.coarse};
-  return WithType(w.type, [&]<WeightType kType>() {
+  if (!StreamsBlocks(operands.m, w)) return cudaErrorInvalidValue;
+  if (operands.m > kMatmulFewRows) return MatmulBlocksOfBatch(operands, w, stream);
+  const BlockOperands all = BlockOperandsOf(operands, w);
+  return WithBlockType(w.type, [&]<WeightType kType>() {
     if (operands.x == nullptr) return StreamBlocks<kType, 1, true>(all, stream);
     if (operands.m <= 8) return StreamBlocks<kType, 1, false>(all, stream);
     return StreamBlocks<kType, 4, false>(all, stream);

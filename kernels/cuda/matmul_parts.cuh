@@ -4,6 +4,7 @@
 //   matmul_batch.cu  kTensor: the rows of a batch on Hopper
 //   matmul_wgmma.cu  kTensor: many rows on Hopper
 //   matmul_blocks.cu kBlocks: few rows, W on its way into that order and out of it
+//   matmul_blocks_batch.cu   kBlocks: the rows of a batch on Hopper
 //   matmul_exact.cu  kExact, and plain W on its way into either order
 #ifndef WINNOW_KERNELS_CUDA_MATMUL_PARTS_CUH_
 #define WINNOW_KERNELS_CUDA_MATMUL_PARTS_CUH_
@@ -95,7 +96,7 @@ bool HasGroupMatmul();
 // REQUIRES: HasGroupMatmul(), and x in panels; for `gated` what GatesProducts() says.
 [[nodiscard]] cudaError_t MatmulManyRowsByGroups(const Operands& operands, Stream stream);
 
-// REQUIRES: kBlocks, and StreamsBlocks(m). operands.w is not read.
+// REQUIRES: kBlocks, and StreamsBlocks(m, w). operands.w is not read.
 [[nodiscard]] cudaError_t MatmulBlocks(const Operands& operands, const DeviceWeights& w,
                                        Stream stream);
 

@@ -44,11 +44,12 @@ TEST_F(CudaMatmulBlocksTest, ProductsHaveTheBitsOfTheWidenedMatrix) {
   SCOPED_TRACE(Seed());
   for (const WeightType type : kBlockTypes) {
     const int64_t values = BlockSizeOf(type).values;
-    for (const int64_t m : {1, 2, 3, 7, 8, 9, 15, 16, 17, 24, 25, 31, 32, 33, 64, 200}) {
-      // Fewer slices than segments, segments of an odd number of slices, and of several records.
-      const int64_t in = random_.Int(0, 2) == 0   ? values * random_.Int(1, 6)
-                         : random_.Int(0, 1) == 0 ? values * random_.Int(1, 3000 / values)
-                                                  : 2048 * random_.Int(1, 2);
+    for (const int64_t m :
+         {1, 2, 3, 7, 8, 9, 15, 16, 17, 24, 25, 31, 32, 33, 48, 63, 64, 65, 100, 128, 129, 200}) {
+      // Fewer slices than segments, segments of an odd number of slices, of an even one, and of several records.
+      const int64_t ins[] = {values * random_.Int(1, 6), values * random_.Int(1, 3000 / values),
+                             512 * random_.Int(1, 12), 2048 * random_.Int(1, 2)};
+      const int64_t in = ins[random_.Int(0, 3)];
       const int64_t out_a = random_.Int(1, 200), out_b = random_.Int(1, 90);
       SCOPED_TRACE(testing::Message() << WeightTypeName(type) << ", m " << m << ", in " << in
                                       << ", out " << out_a << "+" << out_b);
@@ -94,7 +95,7 @@ TEST_F(CudaMatmulBlocksTest, ManyTilesAndLongRowsHaveTheSameBits) {
       ASSERT_NE(plain, nullptr);
       Matrix x = Matrix::Normal(random_, 140, in);
       const Matrix y(140, out);
-      for (const int64_t m : {1, 2, 5, 8, 20, 32, 33, 140}) {
+      for (const int64_t m : {1, 2, 5, 8, 20, 32, 33, 64, 70, 128, 140}) {
         const int64_t first = random_.Int(0, 140 - m);
         const Matrix actual = Run(x, y, *stored, {}, false, first, m);
         ASSERT_TRUE(SameBits(actual, Run(x, y, *plain, {}, false, first, m))) << "m " << m;
@@ -115,7 +116,7 @@ TEST_F(CudaMatmulBlocksTest, ARowHasTheSameBitsAmongAnyNumberOfRows) {
     Matrix x = Matrix::Normal(random_, m, in, 1.0f, AnyPadding());
     const Matrix y = Matrix::Normal(random_, m, out);
     const Matrix whole = Run(x, y, *packed, {}, true, 0, m);
-    for (const int64_t rows : {1, 2, 3, 8, 9, 16, 17, 32, 33, 64, 65, 129, 200}) {
+    for (const int64_t rows : {1, 2, 3, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 200}) {
       const int64_t first = random_.Int(0, m - rows);
       const Matrix part = Run(x, y, *packed, {}, true, first, rows);
       for (int64_t i = first; i < first + rows; ++i) {
@@ -128,7 +129,7 @@ TEST_F(CudaMatmulBlocksTest, ARowHasTheSameBitsAmongAnyNumberOfRows) {
 TEST_F(CudaMatmulBlocksTest, PartsOfDifferentTypesAreEachTheirOwn) {
   SCOPED_TRACE(Seed());
   const int64_t in = 512;
-  for (const int64_t m : {1, 5, 30, 50}) {
+  for (const int64_t m : {1, 5, 30, 50, 90}) {
     const BlockMatrix q(random_, 70, in, WeightType::kQ4K), k(random_, 33, in, WeightType::kQ4K);
     const BlockMatrix v(random_, 17, in, WeightType::kQ6K), p(random_, 40, in, WeightType::kBF16);
     const std::vector<StoredMatrix> parts = {q.stored(), k.stored(), v.stored(), p.stored()};
@@ -288,14 +289,20 @@ TEST_F(CudaMatmulBlocksTest, WidenedTilesAreThoseOfPlainWeights) {
 TEST_F(CudaMatmulBlocksTest, WhatHasNoKernelIsRefused) {
   DeviceWeights w;
   w.out = 64;
-  w.in = 256;
+  w.in = 1024;
   w.way = DeviceWeights::Way::kBlocks;
   w.type = WeightType::kQ8_0;
   const DeviceArray<std::byte> packed(BlockBytes(w.type, w.out, w.in));
   w.data = packed.data();
-  const DeviceArray<float> x(64 * 256), y(64 * 64);
-  const DeviceArray<std::byte> workspace(MatmulWorkspaceBytes(64, w));
-  MatmulArgs args{x.data(), 256, kMatmulFewRows + 1, y.data(), 64};
+  constexpr int64_t kRows = kMatmulBatchRows + 1;
+  const DeviceArray<float> x(kRows * w.in), y(kRows * w.out);
+  const DeviceArray<std::byte> workspace(MatmulWorkspaceBytes(kRows, w));
+  MatmulArgs args{x.data(), w.in, kRows, y.data(), w.out};
+  EXPECT_EQ(cuda::Matmul(args, w, workspace.data(), nullptr), cudaErrorInvalidValue);
+  // Segments of one slice are half a panel.
+  w.in = 256;
+  args.x_stride = w.in;
+  args.m = kMatmulFewRows + 1;
   EXPECT_EQ(cuda::Matmul(args, w, workspace.data(), nullptr), cudaErrorInvalidValue);
   args.m = 1;
   args.portable = true;

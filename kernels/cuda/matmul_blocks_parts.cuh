@@ -1,0 +1,65 @@
+// What products of quantised weights share: few rows (matmul_blocks.cu) and a batch's (matmul_blocks_batch.cu); no one else
+// includes it.
+#ifndef WINNOW_KERNELS_CUDA_MATMUL_BLOCKS_PARTS_CUH_
+#define WINNOW_KERNELS_CUDA_MATMUL_BLOCKS_PARTS_CUH_
+
+#include "kernels/cuda/block_order.h"
+#include "kernels/cuda/matmul_parts.cuh"
+
+namespace winnow::kernels::cuda {
+
+static_assert(kBlockSegments == kMatmulSegments && kSliceValues == kOrderedSlice);
+
+struct BlockOperands {
+  Operands product;  // w: none
+  const std::byte* blocks;
+  int64_t tile_bytes;
+  int32_t segment_bytes, coarse;
+};
+inline BlockOperands BlockOperandsOf(const Operands& operands, const DeviceWeights& w) {
+  const BlockOrder order = BlockOrderOf(BlockFormatOf(w.type), w.in);
+  return {operands, static_cast<const std::byte*>(w.data), order.tile_bytes, order.segment_bytes,
+          order.coarse};
+}
+
+// Shared memory that lets two blocks stay on a multiprocessor of Hopper: less a KiB of the system's each.
+inline constexpr int kHalfSharedBytes = 113 * 1024;
+
+// Calls f with the type whose kernels those of `type` are.
+template <typename F>
+cudaError_t WithBlockType(WeightType type, F f) {
+  switch (type) {
+#define WINNOW_TYPE(name) \
+  case WeightType::name:  \
+    return f.template operator()<WeightType::name>();
+    WINNOW_TYPE(kQ4_0)
+    WINNOW_TYPE(kQ4_1)
+    WINNOW_TYPE(kQ5_1)
+    WINNOW_TYPE(kQ8_0)
+    WINNOW_TYPE(kQ4K)
+    WINNOW_TYPE(kQ5K)
+    WINNOW_TYPE(kQ6K)
+    WINNOW_TYPE(kI4x32)
+    WINNOW_TYPE(kI4x128)
+    WINNOW_TYPE(kF8x32)
+    WINNOW_TYPE(kF8x128)
+#undef WINNOW_TYPE
+    case WeightType::kQ5_0:  // lies as Q8_0
+      return f.template operator()<WeightType::kQ8_0>();
+    case WeightType::kF32:
+    case WeightType::kF16:
+    case WeightType::kBF16:
+      break;
+  }
+  return cudaErrorInvalidValue;
+}
+
+// Whether a batch's m rows, more than kMatmulFewRows, have a kernel of their own on the current device.
+bool TakesBlocksBatch(int64_t m, const DeviceWeights& w);
+// REQUIRES: TakesBlocksBatch(), and x in panels.
+[[nodiscard]] cudaError_t MatmulBlocksOfBatch(const Operands& operands, const DeviceWeights& w,
+                                              Stream stream);
+
+}  // namespace winnow::kernels::cuda
+
+#endif  // WINNOW_KERNELS_CUDA_MATMUL_BLOCKS_PARTS_CUH_
