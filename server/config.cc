@@ -384,6 +384,10 @@ absl::Status CheckConfig(const ServeConfig& config) {
     return fail("--max-running ", config.max_running, " exceeds --step-tokens ", config.step_tokens,
                 ": a step must hold one token of each running sequence");
   }
+  if (config.prompt_step_tokens > 0 && config.prompt_step_tokens < config.step_tokens) {
+    return fail("--prompt-step-tokens ", config.prompt_step_tokens, " is less than --step-tokens ",
+                config.step_tokens);
+  }
   if (config.max_context == 1) {
     return fail("--max-context 1 has no room for an answer: at least 2, or 0 for the model's own");
   }

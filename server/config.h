@@ -55,6 +55,7 @@ struct ServeConfig {
   // Engine.
   int64_t max_running = 64;
   int64_t step_tokens = 512;
+  int64_t prompt_step_tokens = 0;  // 0: PromptStepTokens() chooses
   int64_t queue_requests = 256;
   int64_t queue_tokens = 4 << 20;
   absl::Duration pause_grace = absl::Seconds(1);

@@ -1,5 +1,7 @@
 #include "server/model_options.h"
 
+#include <algorithm>
+
 #include <cstdint>
 
 #include "engine/retrieval/attention_policy.h"
@@ -16,7 +18,7 @@ engine::ModelOptions ModelOptionsOf(const ServeConfig& config) {
   options.num_threads = static_cast<int>(config.threads);
   options.kv_bytes = config.kv_bytes;
   options.block_tokens = static_cast<int32_t>(config.block_tokens);
-  options.max_batch_tokens = static_cast<int32_t>(config.step_tokens);
+  options.max_batch_tokens = static_cast<int32_t>(PromptStepTokens(config));
   options.max_sequences = static_cast<int32_t>(config.max_running);
   // One draft of any length can be verified beside them.
   options.max_batch_logits = options.max_sequences + engine::AttentionPolicy::kVerifyMax;
@@ -41,6 +43,13 @@ engine::ModelOptions ModelOptionsOf(const ServeConfig& config) {
   options.retrieval.summaries = static_cast<int32_t>(config.max_running);
   options.retrieval.crossover_cache = config.crossover_cache;
   return options;
+}
+
+int64_t PromptStepTokens(const ServeConfig& config) {
+  constexpr int64_t kOnDevice = 2048;
+  if (config.prompt_step_tokens > 0) return config.prompt_step_tokens;
+  const bool on_device = engine::DeviceOf(config.device).own_memory && config.host_bytes == 0;
+  return on_device ? std::max(config.step_tokens, kOnDevice) : config.step_tokens;
 }
 
 }  // namespace winnow::server

@@ -131,6 +131,7 @@ engine::EngineOptions EngineOptionsOf(const ServeConfig& config, engine::KvEvent
   options.store_tier = config.disk_bytes > 0 ? engine::KvTier::kDisk : engine::KvTier::kHost;
   options.max_running = static_cast<int32_t>(config.max_running);
   options.step_tokens = static_cast<int32_t>(config.step_tokens);
+  options.prompt_step_tokens = static_cast<int32_t>(PromptStepTokens(config));
   options.prefix_cache = config.prefix_cache == "on";
   options.eager_share = config.resume == "eager" ? 1.0 : config.resume == "lazy" ? 0.0 : 0.125;
   options.queue_requests = static_cast<int32_t>(config.queue_requests);
@@ -693,6 +694,7 @@ int RunServer(const ServeConfig& config, const BackendMaker& make_backend, Rerea
        {"max_context", int64_t{limits->max_context}},
        {"max_running", config.max_running},
        {"step_tokens", config.step_tokens},
+       {"prompt_step_tokens", PromptStepTokens(config)},
        {"queue_requests", config.queue_requests},
        {"queue_tokens", config.queue_tokens},
        {"max_prompt_bytes", limits->max_prompt_bytes},

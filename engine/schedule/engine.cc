@@ -58,6 +58,12 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
       options.step_tokens,
       absl::StrCat("must be 1 to ", model.max_batch_tokens(), ", the largest batch of the model")));
   WINNOW_RETURN_IF_ERROR(CheckOption(
+      options.prompt_step_tokens == 0 || (options.prompt_step_tokens >= options.step_tokens &&
+                                          options.prompt_step_tokens <= model.max_batch_tokens()),
+      "prompt_step_tokens", options.prompt_step_tokens,
+      absl::StrCat("must be 0, or ", options.step_tokens, " (step_tokens) to ",
+                   model.max_batch_tokens(), ", the largest batch of the model")));
+  WINNOW_RETURN_IF_ERROR(CheckOption(
       options.max_running >= 1 &&
           options.max_running <= std::min(model.max_batch_logits(), options.step_tokens),
       "max_running", options.max_running,
@@ -468,7 +474,11 @@ PlanInput Engine::View(TimePoint now) {
          .yields = paused.has_value() && now - *paused >= options_.pause_grace,
          .fetches = IsFetching(*sequence) || sequence->awaits_room || sequence->rests_until > now});
   }
-  return {.step_tokens = options_.step_tokens,
+  const bool decodes = std::ranges::any_of(views_, [](const SequenceView& view) {
+    return view.phase == Phase::kRunning && !view.paused && !view.fetches &&
+           (view.verifies || view.known_tokens - view.computed_tokens == 1);
+  });
+  return {.step_tokens = decodes ? options_.step_tokens : MostStepTokens(),
           .step_logits = model_.max_batch_logits(),
           .max_running = options_.max_running,
           .block_tokens = model_.block_tokens(),

@@ -10,6 +10,7 @@
 #ifndef WINNOW_ENGINE_SCHEDULE_ENGINE_H_
 #define WINNOW_ENGINE_SCHEDULE_ENGINE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -47,6 +48,9 @@ namespace winnow::engine {
 struct EngineOptions {
   int32_t max_running = 64;      // sequences; at most the model's max_batch_logits and step_tokens
   int32_t step_tokens = 512;     // tokens of one step; at most the model's max_batch_tokens
+  // Of one in which nobody decodes, so that nobody waits for a token: from step_tokens to the model's max_batch_tokens. 0:
+  // step_tokens.
+  int32_t prompt_step_tokens = 0;
   int32_t queue_requests = 256;  // requests that wait, at most
   int64_t queue_tokens = 4 << 20;  // prompt tokens of requests that wait, at most
   // A sequence whose OutputQueue is full is paused. After `pause_grace` its blocks may be taken for
@@ -142,6 +146,9 @@ class Engine {
   bool AwaitsFetches(bool planned);
   const StepPlan& Plan(TimePoint now);
   PlanInput View(TimePoint now);
+  int32_t MostStepTokens() const {
+    return std::max(options_.step_tokens, options_.prompt_step_tokens);
+  }
   void Apply(const StepPlan& plan, TimePoint now);  // sequences change phase; batch_ is filled
   void PlanSampling();                              // how the batch's rows become tokens
   // Tokens that may follow `state`, which is the sequence's or its draft's.

@@ -137,7 +137,7 @@ void Engine::NameBlocks(Sequence& sequence) {
   // The summary as it is before the step in which the sequence begins to complete: from then on it
   // is ahead of what another question about the same text begins with.
   const int32_t left = sequence.decode_from() - sequence.cache.num_tokens();
-  if (!sequence.summary_saved && full > 0 && left >= 0 && left <= options_.step_tokens) {
+  if (!sequence.summary_saved && full > 0 && left >= 0 && left <= MostStepTokens()) {
     sequence.summary_saved = true;
     model_.SaveSummary(*sequence.retrieval, BlockNameOf(sequence, full - 1));
   }

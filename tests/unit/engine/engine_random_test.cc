@@ -99,6 +99,9 @@ void RunWorkload(uint32_t seed, Totals& totals) {
   EngineOptions options;
   options.max_running = dice.Pick(1, 8);
   options.step_tokens = dice.Pick(options.max_running, shape.max_batch_tokens);
+  if (dice.OneIn(2)) {
+    options.prompt_step_tokens = dice.Pick(options.step_tokens, shape.max_batch_tokens);
+  }
   options.pause_grace = milliseconds(dice.Pick(0, 60));
   options.slow_reader_timeout = milliseconds(dice.Pick(200, 2000));
   FakeClock clock;

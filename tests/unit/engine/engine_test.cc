@@ -78,6 +78,32 @@ TEST_F(EngineTest, TheSizeOfChunksDoesNotMatter) {
   }
 }
 
+// A long prompt goes in large steps while nobody decodes, and in small ones beside a sequence that does.
+TEST_F(EngineTest, ALargeStepIsForPromptsThatNobodyWaitsBehind) {
+  const Request request = MakeRequest(1, Prompt(50), 12);
+  const Reply alone = RunAlone(request);
+  EngineOptions options;
+  options.max_running = 2;
+  options.step_tokens = 8;
+  options.prompt_step_tokens = 20;
+  Make(options);
+  Client client;
+  Submit(request, client);
+  StepUntilIdle(*engine_);
+  EXPECT_EQ(client.Read().tokens, alone.tokens);
+  EXPECT_EQ(model_->num_forwards, 3 + 11);
+  // The first decodes from its first step on, and takes one of the eight.
+  Make(options);
+  Client first, second;
+  Submit(MakeRequest(1, Prompt(4, 1), 30), first);
+  ASSERT_TRUE(engine_->Step());
+  Submit(request, second);
+  StepUntilIdle(*engine_);
+  EXPECT_EQ(first.Read().tokens.size(), 30u);
+  EXPECT_EQ(second.Read().tokens, alone.tokens);
+  EXPECT_EQ(model_->num_forwards, 30);  // eight of them with seven tokens of the prompt each
+}
+
 TEST_F(EngineTest, APreemptedRequestHasTheSameTokens) {
   FakeModelShape shape;
   shape.num_blocks = 20;  // 80 tokens for two that need 70 each
@@ -548,6 +574,10 @@ TEST_F(EngineTest, OptionsThatTheModelCannotHonourAreRefused) {
   EXPECT_THAT(message([](auto& o) { o.max_running = 65; }), HasSubstr("max_running is 65"));
   EXPECT_THAT(message([](auto& o) { o.step_tokens = 513; }), HasSubstr("step_tokens is 513"));
   EXPECT_THAT(message([](auto& o) { o.step_tokens = 63; }), HasSubstr("max_running is 64"));
+  EXPECT_THAT(message([](auto& o) { o.prompt_step_tokens = 511; }),
+              HasSubstr("prompt_step_tokens is 511: must be 0, or 512 (step_tokens) to 512"));
+  EXPECT_THAT(message([](auto& o) { o.prompt_step_tokens = 513; }),
+              HasSubstr("prompt_step_tokens is 513"));
   EXPECT_THAT(message([](auto& o) { o.max_running = 0; }), HasSubstr("max_running is 0"));
   EXPECT_THAT(message([](auto& o) { o.queue_requests = 0; }), HasSubstr("queue_requests is 0"));
   EXPECT_THAT(message([](auto& o) { o.queue_tokens = 0; }), HasSubstr("queue_tokens is 0"));

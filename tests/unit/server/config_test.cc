@@ -403,6 +403,9 @@ TEST_F(CheckConfigTest, BoundsThatContradictEachOtherAreRefused) {
   config_.step_tokens = 99;
   EXPECT_THAT(Error(), HasSubstr("--max-running 100 exceeds --step-tokens 99"));
   config_.step_tokens = 100;
+  config_.prompt_step_tokens = 99;
+  EXPECT_THAT(Error(), HasSubstr("--prompt-step-tokens 99 is less than --step-tokens 100"));
+  config_.prompt_step_tokens = 100;
   EXPECT_TRUE(CheckConfig(config_).ok());
   config_.block_tokens = 48;
   EXPECT_THAT(Error(), HasSubstr("power of two"));
