@@ -63,7 +63,9 @@ Tensor FirstRows(const Tensor& tensor, int64_t rows) { return tensor.RowRange(0,
 absl::Status Decoder::Forward(const Batch& batch, std::span<float> logits) {
   const auto values = static_cast<size_t>(batch.num_logits() * config_.vocab_size);
   WINNOW_CHECK(logits.size() >= values);
+  WINNOW_CHECK(batch.num_logits() <= options_.max_batch_logits);
   Compute(batch);
+  if (values > 0) ComputeLogits(0, batch.num_logits());
   memory_->EndPass();  // while the device works
   if (values > 0) backend_.CopyToHost(logits_.data, logits.data(), values * sizeof(float));
   // What was chosen is counted now, as the host must wait for it.
@@ -77,7 +79,13 @@ absl::Status Decoder::Sample(const Batch& batch, std::span<const SampleRow> rows
   WINNOW_CHECK(rows.size() == count && sampled.size() >= count);
   Compute(batch);
   auto* const made = static_cast<SampledToken*>(sampled_.data());
-  if (count > 0) backend_.Sample(FirstRows(logits_, batch.num_logits()), rows, made);
+  // A prompt that is scored wants more rows than there is room for: a group after the other takes it.
+  const auto most = static_cast<size_t>(options_.max_batch_logits);
+  for (size_t first = 0; first < count; first += most) {
+    const size_t size = std::min(most, count - first);
+    const Tensor logits = ComputeLogits(static_cast<int64_t>(first), static_cast<int64_t>(size));
+    backend_.Sample(logits, rows.subspan(first, size), made + first);
+  }
   memory_->EndPass();  // while the device works
   if (count > 0 && backend_.Synchronize()) std::copy_n(made, count, sampled.begin());
   retrieval_->End();
@@ -86,9 +94,7 @@ absl::Status Decoder::Sample(const Batch& batch, std::span<const SampleRow> rows
 
 void Decoder::Compute(const Batch& batch) {
   const int64_t m = batch.num_tokens();
-  const int64_t num_logits = batch.num_logits();
   WINNOW_CHECK(m >= 1 && m <= options_.max_batch_tokens);
-  WINNOW_CHECK(num_logits <= options_.max_batch_logits);
   PlanRows(batch);
   backend_.BeginPass();
   memory_->BeginPass(batch.chunks.size());
@@ -120,7 +126,6 @@ void Decoder::Compute(const Batch& batch) {
       }
     }
   }
-  if (num_logits > 0) ComputeLogits(num_logits);
 }
 
 // hidden [m][hidden] = embedding[ids]
@@ -136,31 +141,35 @@ void Decoder::Embed(int64_t m) {
   backend_.EmbedRows(rows, std::span(row_numbers_).first(m), FirstRows(hidden_, m));
 }
 
-void Decoder::ComputeLogits(int64_t num_logits) {
-  const Tensor of_logits = FirstRows(logits_, num_logits);
-  if (logit_runs_.size() == 1) {
-    // logits [num_logits][vocab] = norm(hidden) · lm_headᵀ
-    const RowRun run = logit_runs_[0];
-    WINNOW_CHECK(run.count == num_logits);
-    backend_.NormMatmul({.x = hidden_.RowRange(run.first, run.count),
-                         .weight = Floats(final_norm_),
-                         .eps = config_.rms_norm_eps,
-                         .w = *lm_head_,
-                         .normed = FirstRows(last_, num_logits),
-                         .y = of_logits});
-  } else {
-    // last [num_logits][hidden] = norm(hidden), of the rows whose logits are wanted
-    int64_t row = 0;
-    for (const RowRun& run : logit_runs_) {
-      backend_.RmsNorm(hidden_.RowRange(run.first, run.count), Floats(final_norm_),
-                       config_.rms_norm_eps, last_.RowRange(row, run.count));
-      row += run.count;
+// Makes the logits of `count` rows, from the `first` on of those whose logits are wanted. The result is a view into logits_.
+Tensor Decoder::ComputeLogits(int64_t first, int64_t count) {
+  const Tensor logits = FirstRows(logits_, count);
+  int64_t before = 0;  // rows of earlier runs
+  int64_t made = 0;
+  for (const RowRun& run : logit_runs_) {
+    const int64_t skipped = std::max<int64_t>(0, first - before);
+    before += run.count;
+    const int64_t rows = std::min<int64_t>(run.count - skipped, count - made);
+    if (rows <= 0) continue;
+    const Tensor hidden = hidden_.RowRange(run.first + skipped, rows);
+    if (rows == count) {
+      // logits [count][vocab] = norm(hidden) · lm_headᵀ
+      backend_.NormMatmul({.x = hidden,
+                           .weight = Floats(final_norm_),
+                           .eps = config_.rms_norm_eps,
+                           .w = *lm_head_,
+                           .normed = FirstRows(last_, count),
+                           .y = logits});
+      return logits;
     }
-    WINNOW_CHECK(row == num_logits);
-
-    // logits [num_logits][vocab] = last · lm_headᵀ
-    backend_.Matmul(FirstRows(last_, num_logits), *lm_head_, of_logits, {});
+    // last [count][hidden] = norm(hidden)
+    backend_.RmsNorm(hidden, Floats(final_norm_), config_.rms_norm_eps, last_.RowRange(made, rows));
+    made += rows;
   }
+  WINNOW_CHECK(made == count);
+  // logits [count][vocab] = last · lm_headᵀ
+  backend_.Matmul(FirstRows(last_, count), *lm_head_, logits, {});
+  return logits;
 }
 
 absl::Status Decoder::DeviceStatus() const {
@@ -597,7 +606,7 @@ absl::Status Decoder::AllocatePools() {
   WINNOW_ASSIGN_OR_RETURN(last_, AllocateScratch(options_.max_batch_logits, hidden, "last states"));
   WINNOW_ASSIGN_OR_RETURN(logits_,
                           AllocateScratch(options_.max_batch_logits, config_.vocab_size, "logits"));
-  sampled_ = backend_.AllocateShared(options_.max_batch_logits * sizeof(SampledToken));
+  sampled_ = backend_.AllocateShared(options_.max_batch_tokens * sizeof(SampledToken));
   if (sampled_.data() == nullptr) {
     return absl::ResourceExhaustedError("no memory for sampled tokens");
   }

@@ -90,7 +90,7 @@ class Decoder final : public Model {
     return {row_fetcher().stats().asked_rows, row_fetcher().stats().asked_hits};
   }
 
-  // REQUIRES (all checked): a batch within max_batch_tokens and max_batch_logits, token ids within
+  // REQUIRES (all checked): a batch within max_batch_tokens, Forward's within max_batch_logits, token ids within
   // the vocabulary, positions within max_context, blocks within the pool, and no block written by
   // two chunks. Unavailable: the device has failed, and stays failed. Always OK on the CPU.
   absl::Status Forward(const Batch& batch, std::span<float> logits) override;
@@ -164,7 +164,7 @@ class Decoder final : public Model {
 
   absl::Status DeviceStatus() const;
   // The steps of Forward and Sample; shapes are in decoder.cc.
-  void Compute(const Batch& batch);  // up to logits_
+  void Compute(const Batch& batch);  // up to hidden_, of the rows whose logits are wanted
   void Embed(int64_t m);
   void PlanRows(const Batch& batch);
   void CheckBlocks(const SequenceChunk& chunk);
@@ -175,7 +175,7 @@ class Decoder final : public Model {
   void Attend(int32_t index, std::span<const kernels::AttentionChunk> chunks, bool logits_only);
   void AddAttended(const Layer& layer, RowRun rows);
   void AddMlp(const Layer& layer, RowRun rows);
-  void ComputeLogits(int64_t num_logits);
+  kernels::Tensor ComputeLogits(int64_t first, int64_t count);
 
   const ModelConfig config_;
   kernels::Backend& backend_;
@@ -210,7 +210,7 @@ class Decoder final : public Model {
   kernels::Tensor activated_;  // [T][intermediate]
   kernels::Tensor last_;       // [max_batch_logits][hidden]
   kernels::Tensor logits_;     // [max_batch_logits][vocab]
-  kernels::Buffer sampled_;    // [max_batch_logits] in shared memory
+  kernels::Buffer sampled_;    // [T] in shared memory
 
   // The batch being run, flattened. Reserved at Create for the largest batch.
   std::vector<int32_t> ids_;                            // [m]

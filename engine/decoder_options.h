@@ -39,7 +39,7 @@ struct DecoderOptions {
   // kv_bytes, of the layers before, is the number of blocks.
   int64_t shared_kv_bytes = 0;
   int32_t max_batch_tokens = 512;   // tokens of one Forward
-  int32_t max_batch_logits = 64;    // logits rows of one Forward, at most max_batch_tokens
+  int32_t max_batch_logits = 64;    // logits rows there are at once, at most max_batch_tokens
   int32_t max_sequences = 0;        // of one Forward; 0: max_batch_logits
   int32_t max_context = 0;          // 0: the model's max_position_embeddings
   RetrievalOptions retrieval = {};  // indexes beside the KV pool, and the artifact

@@ -28,7 +28,8 @@ struct SequenceChunk {
   std::span<const int32_t> block_table;  // logical block -> block of the KV pool; covers every
                                          // position up to the last token's
   int32_t num_logits =
-      0;  // rows of logits made, for the last num_logits tokens: 0 inside a prompt, 1 to sample
+      0;  // rows of logits made, for the last num_logits tokens: 0 inside a prompt, 1 to sample,
+          // more to verify a draft or to score a prompt
   // Of the sequence, if its policy is not dense: tokens at positions from retrieve_from on attend
   // as the policy says, those before densely. Null: all do.
   RetrievalState* retrieval = nullptr;
@@ -64,7 +65,7 @@ class Model {
   virtual int32_t block_tokens() const = 0;       // tokens of a KV block
   virtual int32_t num_blocks() const = 0;         // KV blocks in the pool, shared by all sequences
   virtual int32_t max_batch_tokens() const = 0;   // tokens of one Forward, fixed at start
-  virtual int32_t max_batch_logits() const = 0;   // logits rows of one Forward, fixed at start
+  virtual int32_t max_batch_logits() const = 0;   // logits rows there are at once, fixed at start
   virtual int64_t kv_rows_per_token() const = 0;  // layers x KV heads
   virtual int64_t kv_row_bytes() const = 0;       // K and V of one token for one layer and KV head
 
@@ -105,9 +106,11 @@ class Model {
   // the device failed: nothing of the batch can be trusted then.
   //
   // Logits [batch.num_logits()][vocab_size], float32, any memory of the host, chunk after chunk.
+  // REQUIRES: max_batch_logits rows at most.
   virtual absl::Status Forward(const Batch& batch, std::span<float> logits) = 0;
   // Of each of those rows the next token instead, chosen where they are as `rows` say: both spans are
-  // [batch.num_logits()], any memory of the host. What a lost chunk gets means nothing.
+  // [batch.num_logits()], any memory of the host. What a lost chunk gets means nothing. Rows may be as
+  // many as the batch has tokens: max_batch_logits of them at a time are made and looked at.
   virtual absl::Status Sample(const Batch& batch, std::span<const kernels::SampleRow> rows,
                               std::span<kernels::SampledToken> sampled) = 0;
 };

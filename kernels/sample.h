@@ -20,6 +20,8 @@
 //   min-p    of what is left then, those that weigh min_p at least
 //   draw     in order of ids: the first token with which more than `random` of the weight is passed
 //
+// A row whose token is given has none of these steps: how likely that token was is all that is asked.
+//
 // Log-probabilities are of the row as the model gave it, before every step.
 //
 // A row's result has nothing to do with other rows, nor with how many threads or blocks share one: sums have
@@ -60,6 +62,8 @@ struct SampleRow {
   int32_t top_logprobs =
       -1;  // -1: no log-probability; else the token's and those of so many others,
            // kMaxTopLogprobs at most
+  // Not -1: the row's token, which is not drawn. Of the fields before only top_logprobs has a meaning then.
+  int32_t given = -1;
 };
 
 constexpr size_t AllowedWords(int64_t vocab) { return static_cast<size_t>((vocab + 31) / 32); }
@@ -82,7 +86,8 @@ struct SampledLogprob {
 struct SampledToken {
   SampleStatus status;
   int32_t token;
-  float logprob;                        // 0 if not asked for
+  float logprob;  // 0 if not asked for
+  int32_t rank;   // of a given token among all, the most likely first: from 1 on; 0 of a drawn one
   int32_t num_top;                      // min(top_logprobs, vocab), or 0
   SampledLogprob top[kMaxTopLogprobs];  // most likely first; those past num_top mean nothing
 };

@@ -47,6 +47,20 @@ double Weight(float logit, float max, float temperature) {
   return std::exp(double{logit - max} / double{temperature});
 }
 
+int32_t Chosen(std::span<const float> logits, std::span<const float> edited, const SampleRow& row) {
+  if (row.temperature == 0) {
+    return static_cast<int32_t>(std::max_element(edited.begin(), edited.end()) - edited.begin());
+  }
+  int32_t token = 0;
+  double passed = 0;
+  for (const SampleCandidate& c : SampleCandidatesRef(logits, row)) {
+    token = c.token;
+    passed += c.probability;
+    if (passed > row.random) break;
+  }
+  return token;
+}
+
 }  // namespace
 
 std::vector<SampleCandidate> SampleCandidatesRef(std::span<const float> logits,
@@ -81,20 +95,16 @@ SampledToken SampleRef(std::span<const float> logits, const SampleRow& row) {
   SampledToken result{};
   result.status = StatusOf(logits);
   if (result.status != SampleStatus::kOk) return result;
-  const std::vector<float> edited = Edited(logits, row);
-  result.status = StatusOf(edited);
-  if (result.status != SampleStatus::kOk) return result;
-
-  if (row.temperature == 0) {
-    result.token =
-        static_cast<int32_t>(std::max_element(edited.begin(), edited.end()) - edited.begin());
+  if (row.given >= 0) {
+    result.token = row.given;
+    const std::vector<int32_t> order = Order(logits);
+    result.rank =
+        static_cast<int32_t>(std::find(order.begin(), order.end(), row.given) - order.begin()) + 1;
   } else {
-    double passed = 0;
-    for (const SampleCandidate& c : SampleCandidatesRef(logits, row)) {
-      result.token = c.token;
-      passed += c.probability;
-      if (passed > row.random) break;
-    }
+    const std::vector<float> edited = Edited(logits, row);
+    result.status = StatusOf(edited);
+    if (result.status != SampleStatus::kOk) return result;
+    result.token = Chosen(logits, edited, row);
   }
   if (row.top_logprobs < 0) return result;
   const std::vector<int32_t> order = Order(logits);

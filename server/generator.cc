@@ -11,7 +11,6 @@
 #include "server/end_status.h"
 #include "server/status.h"
 #include "server/strings.h"
-#include "server/token_forcing.h"
 #include "server/trace_context.h"
 
 namespace winnow::server {
@@ -22,6 +21,9 @@ constexpr engine::Duration kDeadlineSlack = std::chrono::milliseconds(50);
 // Lines about requests that came to nothing: so many at once, and in a second.
 constexpr double kRefusalLines = 200;
 constexpr double kRefusalLinesPerSecond = 20;
+
+// Log-probabilities of a prompt in one message: some hundred kilobytes, where clients of gRPC take 4 MB.
+constexpr int64_t kMessageLogprobs = 8192;
 
 double Seconds(engine::Duration duration) {
   return std::chrono::duration<double>(duration).count();
@@ -109,6 +111,17 @@ void AddUsage(const engine::Usage& usage, engine::Usage& sum) {
   sum.kv_dense_bytes += usage.kv_dense_bytes;
   sum.queue_time = std::max(sum.queue_time, usage.queue_time);
   sum.time_to_first_token = std::max(sum.time_to_first_token, usage.time_to_first_token);
+}
+
+// `out`: a token of an answer or of a prompt.
+void AddLogprobs(const engine::OutputToken& token, const engine::Tokenizer& tokenizer, auto& out) {
+  out.set_logprob(token.logprob);
+  for (const engine::TokenLogprob& likely : token.top) {
+    v1::TokenLogprob& top = *out.add_top();
+    top.set_id(likely.token);
+    top.set_logprob(likely.logprob);
+    top.set_text(tokenizer.Decode({&likely.token, 1}, /*skip_special_tokens=*/false));
+  }
 }
 
 std::string RandomPrefix() {
@@ -199,29 +212,12 @@ void Generation::Submit(absl::Status status, CheckedGenerate checked) {
   if (!status.ok()) Fail(std::move(status));
 }
 
-// Leaves the engine the prompt's first token, and a grammar that makes it answer with the others.
-absl::Status Generation::ForcePrompt(CheckedGenerate& checked) {
-  engine::Request& request = checked.request;
-  const int64_t logprobs =
-      int64_t{prompt_tokens_} * (1 + std::max(0, request.top_logprobs)) * checked.n;
-  if (logprobs > info_.prompt_scores_max) {
-    return InvalidField("top_logprobs",
-                        Concat("asks for ", logprobs, " log-probabilities in one answer, at most ",
-                               info_.prompt_scores_max, " are given"));
-  }
-  scored_first_ = request.prompt.front();
-  scored_rest_ = prompt_tokens_ - 1;
-  request.grammar =
-      ForceTokens(std::vector<int32_t>(request.prompt.begin() + 1, request.prompt.end()),
-                  owner_.validator_.limits().vocab_size);
-  request.prompt.resize(1);
-  // The prompt may have end tokens, and is no answer that penalties should count.
-  request.stopping.max_tokens += scored_rest_;
-  request.stopping.min_tokens = 0;
-  request.stopping.stop_token_ids.clear();
-  request.sampling.presence_penalty = 0;
-  request.sampling.frequency_penalty = 0;
-  return absl::OkStatus();
+absl::Status Generation::CheckScores(const engine::Request& request) const {
+  const int64_t logprobs = int64_t{prompt_tokens_} * (1 + int64_t{request.prompt_logprobs});
+  if (info_.prompt_scores_max == 0 || logprobs <= info_.prompt_scores_max) return absl::OkStatus();
+  return InvalidField("prompt_logprobs",
+                      Concat("asks for ", logprobs, " log-probabilities of a prompt, at most ",
+                             info_.prompt_scores_max, " of each are given in one answer"));
 }
 
 absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
@@ -238,8 +234,9 @@ absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
       return status;
     }
   }
-  if (info_.prompt_scores_max > 0) {
-    if (absl::Status status = ForcePrompt(checked); !status.ok()) return status;
+  if (checked.request.prompt_logprobs >= 0) {
+    if (absl::Status status = CheckScores(checked.request); !status.ok()) return status;
+    scored_first_ = checked.request.prompt.front();
   }
   const bool shares = owner_.SharesPrefixes(info_);
   const engine::Digest salt = shares ? owner_.SaltOf(info_.tenant)
@@ -259,6 +256,7 @@ absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
     request.arrival = arrival_;
     request.deadline = info_.deadline;
     request.sampling.seed = SeedOfChoice(seed, i);
+    if (i > 0) request.prompt_logprobs = -1;  // the prompt is the same
     Choice choice;
     choice.id = request.id;
     choice.events = std::make_shared<engine::OutputQueue>(
@@ -335,10 +333,14 @@ std::optional<v1::GenerateResponse> Generation::TakeFrom(int32_t index) {
   Choice& choice = choices_[index];
   if (choice.ended) return std::nullopt;
   std::optional<v1::GenerateResponse> response;
-  while (std::optional<engine::OutputEvent> event = choice.events->Pop()) {
+  while (choice.event.has_value() || (choice.event = choice.events->Pop()).has_value()) {
+    if (!response.has_value()) {
+      response.emplace();
+      response->set_choice(index);
+    }
+    if (!AddScores(choice, *response)) break;
+    const std::optional<engine::OutputEvent> event = std::exchange(choice.event, std::nullopt);
     if (event->finish != engine::FinishReason::kNone) {
-      event->usage.prompt_tokens += scored_rest_;
-      event->usage.generated_tokens = std::max(0, event->usage.generated_tokens - scored_rest_);
       choice.ended = true;
       --open_choices_;
       AddUsage(event->usage, usage_);
@@ -349,32 +351,39 @@ std::optional<v1::GenerateResponse> Generation::TakeFrom(int32_t index) {
         return std::nullopt;
       }
     }
-    if (!response.has_value()) {
-      response.emplace();
-      response->set_choice(index);
-      if (!std::exchange(choice.begun, true) && scored_first_.has_value()) {
-        response->add_tokens()->set_id(*scored_first_);
-      }
-    }
-    AddEvent(*std::move(event), *response);
+    AddEvent(*event, *response);
     if (choice.ended) break;
   }
   return response;
 }
 
-void Generation::AddEvent(engine::OutputEvent event, v1::GenerateResponse& response) {
+// Scores of the choice's event, as many as a message may have; false if some are left.
+bool Generation::AddScores(Choice& choice, v1::GenerateResponse& response) {
+  const std::vector<engine::ScoredToken>& scores = choice.event->scores;
+  if (scored_first_.has_value() && response.choice() == 0) {
+    response.add_prompt_tokens()->set_id(*std::exchange(scored_first_, std::nullopt));
+  }
+  int64_t logprobs = 0;
+  for (const v1::PromptToken& token : response.prompt_tokens()) logprobs += 1 + token.top_size();
+  for (; choice.told_scores < scores.size(); ++choice.told_scores) {
+    if (logprobs >= kMessageLogprobs) return false;
+    const engine::ScoredToken& score = scores[choice.told_scores];
+    v1::PromptToken& out = *response.add_prompt_tokens();
+    out.set_id(score.token.token);
+    out.set_rank(score.rank);
+    AddLogprobs(score.token, owner_.tokenizer_, out);
+    logprobs += 1 + out.top_size();
+  }
+  choice.told_scores = 0;
+  return true;
+}
+
+void Generation::AddEvent(const engine::OutputEvent& event, v1::GenerateResponse& response) {
   response.mutable_text()->append(event.text);
   for (const engine::OutputToken& token : event.tokens) {
     v1::Token& out = *response.add_tokens();
     out.set_id(token.token);
-    if (!with_logprobs_) continue;
-    out.set_logprob(token.logprob);
-    for (const engine::TokenLogprob& likely : token.top) {
-      v1::TokenLogprob& top = *out.add_top();
-      top.set_id(likely.token);
-      top.set_logprob(likely.logprob);
-      top.set_text(owner_.tokenizer_.Decode({&likely.token, 1}, /*skip_special_tokens=*/false));
-    }
+    if (with_logprobs_) AddLogprobs(token, owner_.tokenizer_, out);
   }
   if (event.finish == engine::FinishReason::kNone) return;
   v1::Finish& finish = *response.mutable_finish();

@@ -56,9 +56,7 @@ struct CallInfo {
   bool by_proxy =
       false;  // the client is behind a proxy or a router, which may have dropped its name
   bool max_tokens_yields = false;  // as for Validator::CheckGenerate
-  // Not 0: the answer begins with the prompt's own tokens and their log-probabilities, at most so many; the first token has
-  // none. Each of the others takes a decoding step of its own, and attends as the policy says. REQUIRES: the message asks
-  // for max_tokens 1 and log-probabilities, and for no structure and no stop string.
+  // Not 0: the transport holds the answer whole, and of the prompt's log-probabilities so many at most.
   int64_t prompt_scores_max = 0;
   // The transport's own verdict: not OK ends the generation before it starts, but counted and
   // logged like every other.
@@ -105,7 +103,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
     engine::RequestId id = 0;
     std::shared_ptr<engine::OutputQueue> events;
     bool ended = false;
-    bool begun = false;  // a message was taken
+    // An event whose scores are not all told yet, and how many of them are.
+    std::optional<engine::OutputEvent> event;
+    size_t told_scores = 0;
   };
 
   Generation(Generator& owner, CallInfo info, std::function<void()> on_ready);
@@ -115,10 +115,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void Tokenize(const v1::GenerateRequest& message, CheckedGenerate checked);
   void Submit(absl::Status status, CheckedGenerate checked);
   absl::Status SubmitChoices(CheckedGenerate checked) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status ForcePrompt(CheckedGenerate& checked) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckScores(const engine::Request& request) const;
   void Fail(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<v1::GenerateResponse> TakeFrom(int32_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void AddEvent(engine::OutputEvent event, v1::GenerateResponse& response)
+  bool AddScores(Choice& choice, v1::GenerateResponse& response)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddEvent(const engine::OutputEvent& event, v1::GenerateResponse& response)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Report(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Schedule();
@@ -139,9 +141,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   size_t next_choice_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t open_choices_ ABSL_GUARDED_BY(mutex_) = 0;
   bool with_logprobs_ ABSL_GUARDED_BY(mutex_) = false;
-  // Under prompt_scores_max: the prompt's first token, and the number of those after it, which the engine takes for an answer.
+  // The first token of a prompt that is scored, which has no score; until it is told.
   std::optional<int32_t> scored_first_ ABSL_GUARDED_BY(mutex_);
-  int32_t scored_rest_ ABSL_GUARDED_BY(mutex_) = 0;
   bool submitted_ ABSL_GUARDED_BY(mutex_) = false;
   bool reported_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);

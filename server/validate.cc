@@ -501,10 +501,14 @@ absl::StatusOr<CheckedGenerate> Validator::CheckGenerate(const v1::GenerateReque
     CheckRange(violations, "n", message.n(), 1, kMaxChoices);
     checked.n = message.n();
   }
+  const int32_t most_logprobs = std::min<int32_t>(kMaxTopLogprobs, limits_.vocab_size);
   if (message.has_top_logprobs()) {
-    CheckRange(violations, "top_logprobs", message.top_logprobs(), 0,
-               std::min<int32_t>(kMaxTopLogprobs, limits_.vocab_size));
+    CheckRange(violations, "top_logprobs", message.top_logprobs(), 0, most_logprobs);
     checked.request.top_logprobs = message.top_logprobs();
+  }
+  if (message.has_prompt_logprobs()) {
+    CheckRange(violations, "prompt_logprobs", message.prompt_logprobs(), 0, most_logprobs);
+    checked.request.prompt_logprobs = message.prompt_logprobs();
   }
   CheckPolicy(violations, message, limits_, checked.request.policy);
   CheckCache(violations, message.cache(), checked.request.cache);

@@ -95,10 +95,10 @@ Engine::Engine(const EngineOptions& options, Model& model, const Tokenizer& toke
       memory_(model.kv_memory()),
       pool_(model.num_blocks(), memory_, options.kv_events),
       prefixes_(options.prefix_cache ? memory_ : nullptr, pool_, model.block_tokens(), clock),
-      sampled_(model.max_batch_logits()) {
+      sampled_(model.max_batch_tokens()) {
   batch_.chunks.reserve(options.max_running);
   batch_sequences_.reserve(options.max_running);
-  sample_rows_.reserve(model.max_batch_logits());
+  sample_rows_.reserve(model.max_batch_tokens());
   if (memory_ != nullptr) {
     memory_->store().SetEvents(options_.kv_events, options_.store_tier);
     memory_->SetQuotas([this](const Digest& tenant) { return StoreQuota(tenant); });
@@ -163,9 +163,11 @@ absl::Status Engine::CheckRequest(const Request& request) const {
     if (!known(id))
       return absl::InvalidArgumentError(absl::StrCat("stop_token_ids: no token ", id));
   }
-  if (request.top_logprobs > kernels::kMaxTopLogprobs) {
-    return absl::InvalidArgumentError(absl::StrCat("top_logprobs is ", request.top_logprobs,
-                                                   ", at most ", kernels::kMaxTopLogprobs));
+  for (const auto& [name, count] : {std::pair("top_logprobs", request.top_logprobs),
+                                    std::pair("prompt_logprobs", request.prompt_logprobs)}) {
+    if (count <= kernels::kMaxTopLogprobs) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", count, ", at most ", kernels::kMaxTopLogprobs));
   }
   for (const std::string& text : request.stopping.stop_strings) {
     if (text.empty()) return absl::InvalidArgumentError("stop_strings: an empty string");
@@ -254,7 +256,7 @@ bool Engine::Step() {
     const TimePoint done = clock_.Now();
     RestReaders(done, StoreWaitTime() - waited);
     decode_seconds_.reset();
-    if (batch_.num_tokens() == batch_.num_logits()) {
+    if (OnlyDecodes()) {
       decode_seconds_ = std::chrono::duration<double>(done - begun).count();
     }
     if (status.ok()) {
@@ -522,11 +524,12 @@ void Engine::Apply(const StepPlan& plan, TimePoint now) {
       continue;
     }
     const int32_t position = sequence.cache.num_tokens();
-    const bool to_end = position + chunk.tokens == sequence.num_known_tokens();
+    const int32_t first_with_logits = sequence.first_with_logits();
+    WINNOW_CHECK(position <= first_with_logits);
     batch_.chunks.push_back({.tokens = std::span(sequence.tokens).subspan(position, chunk.tokens),
                              .position = position,
                              .block_table = sequence.cache.block_table(),
-                             .num_logits = to_end ? 1 : 0,
+                             .num_logits = std::max(0, position + chunk.tokens - first_with_logits),
                              .retrieval = sequence.retrieval.get(),
                              .retrieve_from = sequence.retrieve_from()});
   }
@@ -604,6 +607,24 @@ void Engine::StartRetrieval(Sequence& sequence) {
   }
 }
 
+// Whether every row of the batch is decoded or verified: none is a prompt's but the last of one.
+bool Engine::OnlyDecodes() const {
+  for (size_t i = 0; i < batch_.chunks.size(); ++i) {
+    const SequenceChunk& chunk = batch_.chunks[i];
+    const int32_t last = batch_sequences_[i]->num_prompt_tokens() - 1;
+    if (chunk.num_logits < static_cast<int32_t>(chunk.tokens.size()) || chunk.position < last) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Rows of the chunk's logits that rate tokens of the prompt: all but one that the next token comes from.
+int32_t Engine::ScoresOf(const Sequence& sequence, const SequenceChunk& chunk) {
+  const int32_t end = chunk.position + static_cast<int32_t>(chunk.tokens.size());
+  return chunk.num_logits - (end == sequence.num_known_tokens() ? 1 : 0);
+}
+
 void Engine::PlanSampling() {
   sample_rows_.clear();
   for (size_t i = 0; i < batch_.chunks.size(); ++i) {
@@ -616,6 +637,14 @@ void Engine::PlanSampling() {
                                       sequence.answer.num_tokens(), rows, &sample_rows_);
       continue;
     }
+    const int32_t scores = ScoresOf(sequence, batch_.chunks[i]);
+    for (const int32_t token :
+         std::span(sequence.request.prompt).subspan(sequence.num_scored + 1, scores)) {
+      kernels::SampleRow& row = sample_rows_.emplace_back();
+      row.top_logprobs = sequence.request.prompt_logprobs;
+      row.given = token;
+    }
+    if (rows == scores) continue;
     std::span<const uint32_t> allowed;
     if (sequence.grammar != nullptr) allowed = AllowedTokens(sequence, *sequence.grammar);
     sample_rows_.push_back(
@@ -645,27 +674,40 @@ void Engine::Advance(TimePoint now) {
     Sequence& sequence = *batch_sequences_[i];
     stats_.computed_tokens += chunk.tokens.size();
     const TierBytes fetched = EndFetch(sequence);
+    const std::span<const kernels::SampledToken> rows =
+        std::span(sampled_).subspan(std::exchange(row, row + chunk.num_logits), chunk.num_logits);
     if (memory_ != nullptr && memory_->chunk_lost(static_cast<int32_t>(i))) {
       if (sequence.retrieval != nullptr) CountRetrieval(sequence);
-      row += chunk.num_logits;
       Recompute(sequence);
       lost = true;
       continue;
     }
     CountTiers(sequence, static_cast<int32_t>(i), fetched);
     if (sequence.draft.active()) {
-      AdvanceDraft(sequence, std::span(sampled_).subspan(row, chunk.num_logits), now);
-      row += chunk.num_logits;
+      AdvanceDraft(sequence, rows, now);
       continue;
     }
     sequence.cache.Append(static_cast<int32_t>(chunk.tokens.size()));
     if (memory_ != nullptr) NameBlocks(sequence);
     if (sequence.retrieval != nullptr) CountRetrieval(sequence);
-    if (chunk.num_logits == 0) continue;
+    const auto scores = static_cast<size_t>(ScoresOf(sequence, chunk));
+    for (const kernels::SampledToken& rated : rows.first(scores)) TakeScore(sequence, rated);
+    if (rows.size() == scores || sequence.ended) continue;
     if (decode_seconds_.has_value()) sequence.draft_length.OnDense(*decode_seconds_);
-    Take(sequence, sampled_[row++], now);
+    Take(sequence, rows.back(), now);
   }
   if (lost) SortSequences();
+}
+
+void Engine::TakeScore(Sequence& sequence, const kernels::SampledToken& rated) {
+  absl::StatusOr<OutputToken> token = ToOutputToken(rated);
+  if (!token.ok()) {
+    End(sequence, FinishReason::kError, std::string(token.status().message()),
+        absl::StatusCode::kInternal);
+    return;
+  }
+  ++sequence.num_scored;
+  sequence.scores.push_back({.token = *std::move(token), .rank = rated.rank});
 }
 
 void Engine::Take(Sequence& sequence, const kernels::SampledToken& sampled, TimePoint now) {
@@ -772,6 +814,7 @@ void Engine::End(Sequence& sequence, FinishReason reason, std::string error,
   usage.queue_time = sequence.first_planned.value_or(now) - sequence.request.arrival;
   usage.total_time = now - sequence.request.arrival;
   OutputEvent event;
+  event.scores = std::exchange(sequence.scores, {});
   sequence.answer.TakeInto(&event);
   event.finish = reason;
   event.error = std::move(error);
@@ -788,8 +831,9 @@ void Engine::EndAll(FinishReason reason, const std::string& error, absl::StatusC
 
 void Engine::Emit() {
   for (Sequence* sequence : batch_sequences_) {
-    if (sequence->ended || !sequence->answer.has_news()) continue;
+    if (sequence->ended || (sequence->scores.empty() && !sequence->answer.has_news())) continue;
     OutputEvent event;
+    event.scores = std::exchange(sequence->scores, {});
     sequence->answer.TakeInto(&event);
     sequence->output->Push(std::move(event));
   }

@@ -159,6 +159,9 @@ class Engine {
   void Observe(Duration duration);
 
   void Take(Sequence& sequence, const kernels::SampledToken& sampled, TimePoint now);
+  void TakeScore(Sequence& sequence, const kernels::SampledToken& rated);
+  static int32_t ScoresOf(const Sequence& sequence, const SequenceChunk& chunk);
+  bool OnlyDecodes() const;  // the batch
   // engine_draft.cc
   void PlanDrafts(int32_t free_blocks);
   void BeginDraft(Sequence& sequence, int32_t verifying);
@@ -263,7 +266,7 @@ class Engine {
   Batch batch_;
   std::vector<Sequence*> batch_sequences_;       // of batch_.chunks
   std::vector<kernels::SampleRow> sample_rows_;  // of batch_.num_logits()
-  std::vector<kernels::SampledToken> sampled_;   // the same; room for max_running
+  std::vector<kernels::SampledToken> sampled_;   // the same; room for a row of each token
   std::vector<std::pair<std::shared_ptr<OutputQueue>, OutputEvent>> last_events_;
 };
 

@@ -187,13 +187,13 @@ void Engine::TellEvictions() {
 uint64_t Engine::StoreBytesRead() const { return memory_->store().stats().payload_bytes_read; }
 
 // Takes over what is known of the sequence's tokens, from other sequences or from the store, as far
-// as it reaches from the first token on. The last token is always computed.
+// as it reaches from the first token on. Tokens after which logits are wanted are always computed.
 bool Engine::AdoptPrefix(Sequence& sequence) {
   const CacheOptions& cache = sequence.request.cache;
   if (memory_ == nullptr || !options_.prefix_cache || !cache.use) return false;
   const TimePoint now = clock_.Now();
   if (!cache.store) sequence.known_names.clear();  // it may have had names of its own
-  const int32_t most = (sequence.num_known_tokens() - 1) / model_.block_tokens();
+  const int32_t most = sequence.first_with_logits() / model_.block_tokens();
   for (int32_t i = 0; i < most; ++i) {
     bool shareable = false;
     const BlockName name = NameOf(sequence, i, sequence.alone, &shareable);

@@ -73,6 +73,9 @@ struct Request {
   StoppingOptions stopping;
   int32_t top_logprobs =
       -1;  // -1: no log-probabilities; else this many alternatives (0: the chosen token's only)
+  // The same of the prompt's tokens but the first, each after those before it. Rows of logits that they come from are
+  // computed, never taken from the prefix cache.
+  int32_t prompt_logprobs = -1;
   bool skip_special_tokens = true;  // in the text; ids always come
   AttentionPolicy policy;
   // The grammar of the answer; null: none. Its end tokens are among the stop tokens, and min_tokens is 0.
@@ -100,6 +103,12 @@ struct OutputToken {
   int32_t token = 0;
   float logprob = 0;              // of the unmodified distribution; 0 unless asked for
   std::vector<TokenLogprob> top;  // most likely first
+};
+
+// A token of the prompt, rated.
+struct ScoredToken {
+  OutputToken token;
+  int32_t rank = 0;  // among all tokens: 1 is the most likely
 };
 
 // KV bytes that were read: by attention, and brought from slower tiers for it.
@@ -143,7 +152,10 @@ struct Usage {
   Duration total_time{};           // arrival until the end
 };
 
-// What the engine says about a request. Text and tokens are what is new since the last event.
+// News of a request, from the engine. Scores, text and tokens are what is new since the last event.
+//
+// Scores come before everything else, as the prompt is computed: those of its second token to its last, in order, each
+// once.
 //
 // Text and tokens correspond: a token comes in the event that brings the last of the text it made
 // certain (half a character: none), so after any event the texts so far belong to the tokens so
@@ -151,7 +163,8 @@ struct Usage {
 // brings every remaining token, also those whose text a stop string cut away and the stop token
 // itself; the number of tokens over all events is usage.generated_tokens.
 struct OutputEvent {
-  std::string text;  // whole characters only
+  std::vector<ScoredToken> scores;  // under prompt_logprobs
+  std::string text;                 // whole characters only
   std::vector<OutputToken> tokens;
   FinishReason finish = FinishReason::kNone;  // not kNone: this is the last event
   std::string stop_match;                     // the stop string that ended it

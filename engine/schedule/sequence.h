@@ -1,5 +1,5 @@
 // One accepted request inside the engine: plain state, owned and changed by the engine thread only.
-// What is derived from tokens alone (answer, history) survives preemption; the KV cache does not.
+// State that is derived from tokens alone (answer, history, scores) survives preemption; the KV cache does not.
 #ifndef WINNOW_ENGINE_SCHEDULE_SEQUENCE_H_
 #define WINNOW_ENGINE_SCHEDULE_SEQUENCE_H_
 
@@ -57,6 +57,12 @@ struct Sequence {
   // The first token whose KV reads are counted, and the first whose query may have a tail.
   int32_t decode_from() const { return std::min(retrieve_from(), num_prompt_tokens()); }
   int32_t num_known_tokens() const { return static_cast<int32_t>(tokens.size()); }
+  // The first token after which logits are wanted: the last one, which the next token comes from, or one of the
+  // prompt's, where the token behind it has no score yet. From there on every token must be computed here.
+  int32_t first_with_logits() const {
+    const bool scores = request.prompt_logprobs >= 0 && num_scored < num_prompt_tokens() - 1;
+    return scores ? num_scored : num_known_tokens() - 1;
+  }
   // As the scheduler sees it: with the draft that it holds.
   int32_t planned_known_tokens() const {
     return draft.active() ? draft.known_tokens() : num_known_tokens();
@@ -76,6 +82,8 @@ struct Sequence {
   int32_t losses = 0;  // of KV, since the last token came
   int32_t losses_in_all = 0;
   std::unique_ptr<RetrievalState> retrieval;  // from admission on; null if the policy is dense
+  int32_t num_scored = 0;           // tokens of the prompt, whose scores were made; never the first
+  std::vector<ScoredToken> scores;  // of them, not yet told
   Answer answer;
   TokenHistory history;
   Draft draft;

@@ -139,6 +139,23 @@ void CutTopP(std::span<const float> logits, double enough, std::vector<int32_t>&
   });
 }
 
+// The place of `token` in the order of likelihood: 1 is the likeliest, and of equals the lowest id comes first.
+int32_t RankOf(std::span<const float> logits, std::span<const float> strips, int32_t token) {
+  const float own = logits[token];
+  int32_t rank = 1;
+  for (size_t strip = 0; strip < strips.size(); ++strip) {
+    if (strips[strip] < own) continue;
+    const auto first = static_cast<int32_t>(strip * kStrip);
+    const auto last =
+        std::min(first + static_cast<int32_t>(kStrip), static_cast<int32_t>(logits.size()));
+    for (int32_t i = first; i < last; ++i) {
+      rank += static_cast<int32_t>(logits[i] > own) +
+              static_cast<int32_t>(logits[i] == own && i < token);
+    }
+  }
+  return rank;
+}
+
 }  // namespace
 
 LogitFacts CpuBackend::Examine(std::span<const float> logits, Sampling& work) const {
@@ -253,6 +270,13 @@ SampledToken CpuBackend::SampleOne(std::span<float> logits, const SampleRow& row
     for (int32_t i = 0; i < sampled.num_top; ++i) {
       sampled.top[i] = {work.tokens[i], logprob(logits[work.tokens[i]])};
     }
+  }
+
+  if (row.given >= 0) {
+    sampled.token = row.given;
+    sampled.rank = RankOf(logits, work.strips, row.given);
+    if (row.top_logprobs >= 0) sampled.logprob = logprob(logits[row.given]);
+    return sampled;
   }
 
   // A few tokens in place, and undone at the end; a mask of all in a copy.

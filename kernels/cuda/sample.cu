@@ -110,8 +110,16 @@ __global__ void __launch_bounds__(kThreads, 1) SampleKernel(const __grid_constan
     }
   }
 
-  if (status == SampleStatus::kOk &&
-      (row.num_edits + row.num_masked > 0 || row.allowed != nullptr)) {
+  int32_t rank = 0;
+  if (status == SampleStatus::kOk && row.given >= 0) {
+    const Edge before{KeyOf(__ldcg(logits + row.given)), row.given};
+    uint64_t kept = 0;
+    r.Each([&](bool inside, int32_t i, float logit) {
+      kept += inside && before.Keeps(KeyOf(logit), first + i) ? 1 : 0;
+    });
+    rank = static_cast<int32_t>(r.Sum(kept));
+  } else if (status == SampleStatus::kOk &&
+             (row.num_edits + row.num_masked > 0 || row.allowed != nullptr)) {
     __syncthreads();
     for (int32_t e = static_cast<int32_t>(threadIdx.x); e < row.num_edits; e += kThreads) {
       const LogitEdit edit = row.edits[e];
@@ -134,8 +142,9 @@ __global__ void __launch_bounds__(kThreads, 1) SampleKernel(const __grid_constan
     status = StatusOf(largest);
   }
 
-  int32_t token = static_cast<int32_t>(~static_cast<uint32_t>(largest));
-  if (status == SampleStatus::kOk && row.temperature > 0) {
+  int32_t token =
+      row.given >= 0 ? row.given : static_cast<int32_t>(~static_cast<uint32_t>(largest));
+  if (status == SampleStatus::kOk && row.given < 0 && row.temperature > 0) {
     const float max = LogitOf(static_cast<uint32_t>(largest >> 32));
     const Weigher weigh(max, row.temperature);
     const float scale = fminf(kBucketsPerUnit / row.temperature, FLT_MAX);
@@ -177,6 +186,7 @@ __global__ void __launch_bounds__(kThreads, 1) SampleKernel(const __grid_constan
       result.status = status;
       result.token = good ? token : 0;
       result.logprob = good && row.top_logprobs >= 0 ? logprob(__ldcg(logits + token)) : 0.0f;
+      result.rank = good ? rank : 0;
       result.num_top = good ? num_top : 0;
     }
     if (good && static_cast<int32_t>(threadIdx.x) < num_top) {

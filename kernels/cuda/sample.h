@@ -31,6 +31,7 @@ struct DeviceSampleRow {
   float top_p = 1, min_p = 0;
   int32_t top_logprobs = -1;
   double random = 0;
+  int32_t given = -1;
 };
 
 // May be 0. Need not be zeroed.

@@ -542,13 +542,14 @@ std::unique_ptr<HttpExchange> HttpApi::Generate(HttpRequest& request, const Http
     options.parser = std::move(parsed->parser);
     SetInReasoning(parsed->generate, options.parser);
     options.structured_field = std::move(parsed->structured_field);
-    options.scores_prompt = parsed->scores_prompt;
+    options.echo_logprobs = parsed->echo_logprobs;
+    options.prompt_logprobs = parsed->prompt_logprobs;
     options.drops_answer = parsed->drops_answer;
-    options.shows_special_tokens = parsed->generate.show_special_tokens();
     prompts = std::move(parsed->more_prompts);
     prompts.insert(prompts.begin(), std::move(parsed->generate));
     options.prompts = static_cast<int32_t>(prompts.size());
-    if (parsed->scores_prompt) info.prompt_scores_max = kMaxWholeLogprobs / options.prompts;
+    // A chat has its prompt's once, beside its choices.
+    info.prompt_scores_max = kMaxWholeLogprobs / (options.prompts * (chat ? 1 : options.n));
     for (size_t i = 0; parsed->echo && i < prompts.size(); ++i) {
       options.echo.push_back(EchoOf(prompts[i]));
     }

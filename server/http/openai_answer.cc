@@ -69,10 +69,7 @@ class OpenAiFormat final : public AnswerFormat {
     Prompt& prompt = prompts_[PromptOf(message.choice())];
     prompt.tokens = prompt_tokens;
     if (!options_.drops_answer) live_tokens_ += message.tokens_size();
-    if (options_.scores_prompt) {
-      AddScored(message, prompt, choice);
-      return;
-    }
+    for (const v1::PromptToken& token : message.prompt_tokens()) AddScored(token, prompt);
     std::vector<AnswerPiece> pieces;
     choice.parser->Add(message.text(), pieces);
     if (message.has_finish()) {
@@ -87,12 +84,14 @@ class OpenAiFormat final : public AnswerFormat {
       return;
     }
     for (const AnswerPiece& piece : pieces) AddPiece(piece, choice);
-    if (options_.logprobs) AppendLogprobs(message, choice, choice.logprobs);
+    if (options_.logprobs && !options_.drops_answer) {
+      AppendLogprobs(message, choice, choice.logprobs);
+    }
   }
 
   void End(std::string& out) override {
     if (!options_.stream) {
-      out = Dump(WholeAnswer());
+      out = WholeAnswer();
       return;
     }
     if (options_.include_usage) {
@@ -109,6 +108,10 @@ class OpenAiFormat final : public AnswerFormat {
   }
 
   std::string Field(std::string_view field) const override {
+    // The one that asked for more; a field that is absent asks for less than one that is 0.
+    if (field == "prompt_logprobs" && options_.echo_logprobs > options_.prompt_logprobs) {
+      return "logprobs";
+    }
     return OpenAiField(field, options_.chat, options_.structured_field);
   }
 
@@ -124,14 +127,16 @@ class OpenAiFormat final : public AnswerFormat {
     std::vector<Call> calls;  // streamed: names alone
     OrderedJson logprobs;
     size_t characters = 0;  // of all tokens' texts so far
-    int32_t scored = 0;     // tokens of the prompt
-    bool ends = false;      // the token after them is an end token
     v1::Finish finish;
   };
 
   struct Prompt {
     int32_t tokens = 0;
     UsageSum usage;
+    OrderedJson logprobs;  // before those of each of its choices
+    size_t characters = 0;
+    // Elements of prompt_logprobs, as text: values of JSON take several times the memory, and there may be a million.
+    std::string scores;
   };
 
   size_t PromptOf(size_t choice) const { return choice / options_.n; }
@@ -235,31 +240,30 @@ class OpenAiFormat final : public AnswerFormat {
     return FinishName(reason);
   }
 
-  // The prompt's tokens, and then what was drawn after them, of whose end the engine was not told.
-  void AddScored(const v1::GenerateResponse& message, Prompt& prompt, Choice& choice) {
-    if (choice.logprobs.is_null()) BeginLogprobs(choice.logprobs);
-    for (const v1::Token& token : message.tokens()) {
-      const bool drawn = choice.scored == prompt.tokens;
-      if (drawn && options_.drops_answer) continue;
-      AppendLogprob(token, choice, choice.logprobs);
-      if (!drawn && choice.scored++ == 0) {
-        choice.logprobs["token_logprobs"][0] = nullptr;
-        choice.logprobs["top_logprobs"][0] = nullptr;
-      }
-      if (!drawn) continue;
-      const int32_t id = token.id();
-      choice.text += tokenizer_.Decode({&id, 1}, !options_.shows_special_tokens);
-      choice.ends = IsEnd(id);
+  void AddScored(const v1::PromptToken& token, Prompt& prompt) const {
+    if (options_.echo_logprobs.has_value()) {
+      if (prompt.logprobs.is_null()) BeginLogprobs(prompt.logprobs);
+      AppendLogprob(token, *options_.echo_logprobs, prompt.characters, prompt.logprobs);
     }
-    if (!message.has_finish()) return;
-    prompt.usage.Add(message.finish().usage());
-    choice.finish = message.finish();
-    if (choice.ends) choice.finish.set_reason(v1::FINISH_REASON_STOP_TOKEN);
+    if (options_.prompt_logprobs.has_value()) {
+      Append(prompt.scores, prompt.scores.empty() ? "" : ",", Dump(ScoreOf(token)));
+    }
   }
 
-  bool IsEnd(int32_t id) const {
-    const std::vector<int32_t>& ends = options_.eos_token_ids;
-    return std::find(ends.begin(), ends.end(), id) != ends.end();
+  // By token id: the prompt's own token, then the likeliest ones. Null for the first, as at vLLM.
+  OrderedJson ScoreOf(const v1::PromptToken& token) const {
+    if (!token.has_logprob()) return nullptr;
+    OrderedJson out;
+    const auto add = [&](const auto& rated, int32_t rank, const std::string& text) {
+      out[Concat(rated.id())] = {
+          {"logprob", Logprob(rated.logprob())}, {"rank", rank}, {"decoded_token", text}};
+    };
+    add(token, token.rank(), TextOf(token.id()));
+    for (int i = 0; i < std::min(token.top_size(), *options_.prompt_logprobs); ++i) {
+      const v1::TokenLogprob& likely = token.top(i);
+      if (likely.id() != token.id()) add(likely, i + 1, likely.text());
+    }
+    return out;
   }
 
   void AddEvents(const v1::GenerateResponse& message, const std::vector<AnswerPiece>& pieces,
@@ -300,7 +304,9 @@ class OpenAiFormat final : public AnswerFormat {
       return;
     }
     if (out.is_null()) BeginLogprobs(out);
-    for (const v1::Token& token : message.tokens()) AppendLogprob(token, choice, out);
+    for (const v1::Token& token : message.tokens()) {
+      AppendLogprob(token, token.top_size(), choice.characters, out);
+    }
   }
 
   static void BeginLogprobs(OrderedJson& out) {
@@ -309,20 +315,42 @@ class OpenAiFormat final : public AnswerFormat {
     }
   }
 
-  void AppendLogprob(const v1::Token& token, Choice& choice, OrderedJson& out) const {
+  // A token of a prompt or of an answer, with `most` of the likeliest ones. `characters`: before it.
+  void AppendLogprob(const auto& token, int most, size_t& characters, OrderedJson& out) const {
     const std::string text = TextOf(token.id());
-    out["text_offset"].push_back(choice.characters);
-    choice.characters += Characters(text);
+    out["text_offset"].push_back(characters);
+    characters += Characters(text);
     out["tokens"].push_back(text);
+    if (!token.has_logprob()) {
+      out["token_logprobs"].push_back(nullptr);
+      out["top_logprobs"].push_back(nullptr);
+      return;
+    }
     out["token_logprobs"].push_back(Logprob(token.logprob()));
     OrderedJson top = OrderedJson::object();
-    for (const v1::TokenLogprob& likely : token.top()) {
+    for (int i = 0; i < std::min(most, token.top_size()); ++i) {
+      const v1::TokenLogprob& likely = token.top(i);
       // Two tokens may have the same text; the likelier one is first.
       if (!top.contains(likely.text())) top[likely.text()] = Logprob(likely.logprob());
     }
     // The token itself is among them in any case, as at OpenAI.
     if (!top.empty() && !top.contains(text)) top[text] = Logprob(token.logprob());
     out["top_logprobs"].push_back(std::move(top));
+  }
+
+  // The choice's, behind those of its prompt where that is echoed with them.
+  OrderedJson LogprobsOf(size_t i) {
+    OrderedJson own = std::move(choices_[i].logprobs);
+    if (!options_.echo_logprobs.has_value()) return own;
+    const Prompt& prompt = prompts_[PromptOf(i)];
+    OrderedJson all = prompt.logprobs;
+    for (const auto& [key, values] : own.items()) {
+      for (OrderedJson& value : values) {
+        if (key == "text_offset") value = value.get<size_t>() + prompt.characters;
+        all[key].push_back(std::move(value));
+      }
+    }
+    return all;
   }
 
   OrderedJson ChatLogprob(const v1::Token& token) const {
@@ -357,9 +385,18 @@ class OpenAiFormat final : public AnswerFormat {
     return message;
   }
 
-  OrderedJson WholeAnswer() {
-    OrderedJson answer = Envelope();
-    answer["choices"] = OrderedJson::array();
+  // Adds prompt_logprobs to an object whose last brace is still to come, where they are asked for.
+  void AppendScores(const Prompt& prompt, std::string& object) const {
+    if (!options_.prompt_logprobs.has_value()) return;
+    object += R"(,"prompt_logprobs":[)";
+    object += prompt.scores;
+    object += ']';
+  }
+
+  std::string WholeAnswer() {
+    std::string answer = Dump(Envelope());
+    answer.back() = ',';
+    answer += R"("choices":[)";
     for (size_t i = 0; i < choices_.size(); ++i) {
       Choice& choice = choices_[i];
       OrderedJson out;
@@ -370,12 +407,18 @@ class OpenAiFormat final : public AnswerFormat {
         out["text"] = options_.echo.empty() ? std::move(choice.text)
                                             : Concat(options_.echo[PromptOf(i)], choice.text);
       }
-      out["logprobs"] = std::move(choice.logprobs);
+      out["logprobs"] = LogprobsOf(i);
       out["finish_reason"] = FinishOf(choice);
       out["stop_reason"] = StopReason(choice.finish, options_.eos_token_ids);
-      answer["choices"].push_back(std::move(out));
+      if (i > 0) answer += ',';
+      answer += Dump(out);
+      answer.pop_back();
+      if (!options_.chat) AppendScores(prompts_[PromptOf(i)], answer);
+      answer += '}';
     }
-    answer["usage"] = Usage();
+    Append(answer, R"(],"usage":)", Dump(Usage()));
+    if (options_.chat) AppendScores(prompts_.front(), answer);
+    answer += '}';
     return answer;
   }
 

@@ -24,9 +24,9 @@ struct OpenAiAnswerOptions {
   int32_t prompts = 1;
   // The prompts' texts, to come before their answers; or empty.
   std::vector<std::string> echo;
-  bool scores_prompt = false;         // CallInfo::prompt_scores_max; REQUIRES: logprobs, not stream
-  bool drops_answer = false;          // what follows the prompt is not told
-  bool shows_special_tokens = false;  // in the answer of a prompt that is scored
+  // Those of OpenAiRequest. REQUIRES: not stream.
+  std::optional<int32_t> echo_logprobs, prompt_logprobs;
+  bool drops_answer = false;  // what follows the prompt is not told
   int32_t n = 1;
   std::string model;
   std::vector<int32_t> eos_token_ids;

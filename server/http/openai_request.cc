@@ -1,5 +1,6 @@
 #include "server/http/openai_request.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -21,14 +22,13 @@ constexpr size_t kMaxRenderPrompts = 1024;
 constexpr size_t kMaxPrompts = 128;  // of a request that generates
 
 // What would change the answer and is not done here.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 15> kRefused = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 14> kRefused = {{
     {"chat_template", "is not taken from requests: the model's own is used"},
     {"documents", "is not served"},
     {"continue_final_message", "is not served"},
     {"functions", "is not served"},
     {"function_call", "is not served"},
     {"suffix", "is not served"},
-    {"prompt_logprobs", "is not served"},
     {"bad_words", "is not served"},
     {"allowed_token_ids", "is not served"},
     {"truncate_prompt_tokens", "is not served: a prompt that is too long is refused"},
@@ -134,6 +134,12 @@ void TakeCommon(std::string_view body, JsonFields& fields, OpenAiRequest& out) {
     }
   }
   TakeWinnowOptions(fields, out.generate);
+  out.prompt_logprobs = fields.Int32("prompt_logprobs");
+  if (out.prompt_logprobs.has_value()) {
+    out.generate.set_prompt_logprobs(*out.prompt_logprobs);
+    if (out.stream) fields.Add("prompt_logprobs", "is not served beside stream");
+    if (*out.prompt_logprobs < 0) fields.Add("prompt_logprobs", "must not be negative");
+  }
 }
 
 // An answer with log-probabilities is held whole unless it is streamed.
@@ -223,8 +229,7 @@ void TakeOnePrompt(JsonFields& fields, Json& prompt, std::optional<bool> special
   }
 }
 
-// The prompt before the answer. With log-probabilities the prompt is scored, and what would change or end an answer has no
-// meaning for it.
+// The prompt before the answer, and its log-probabilities before the answer's.
 void TakeEcho(JsonFields& fields, OpenAiRequest& out) {
   if (!fields.Bool("echo").value_or(false)) return;
   out.echo = true;
@@ -234,15 +239,14 @@ void TakeEcho(JsonFields& fields, OpenAiRequest& out) {
     stopping.set_max_tokens(1);
   }
   if (!out.generate.has_top_logprobs()) return;
-  out.scores_prompt = true;
-  constexpr std::string_view kBeside =
-      "is not served beside echo and logprobs, which score a prompt";
-  if (!stopping.has_max_tokens() || stopping.max_tokens() != 1) {
-    fields.Add("max_tokens", "must be 0 or 1 beside echo and logprobs, which score a prompt");
+  if (out.stream) {
+    fields.Add("stream", "is not served beside echo and logprobs, which score a prompt");
   }
-  if (out.stream) fields.Add("stream", kBeside);
-  if (stopping.stop_strings_size() > 0) fields.Add("stop", kBeside);
-  if (out.generate.has_structured_output()) fields.Add(out.structured_field, kBeside);
+  const int32_t count = out.generate.top_logprobs();
+  out.echo_logprobs = count;
+  // The validator refuses a count that is out of range, as the answer's.
+  if (count < 0 || count > kMaxTopLogprobs) return;
+  out.generate.set_prompt_logprobs(std::max(count, out.prompt_logprobs.value_or(0)));
 }
 
 bool IsListOfPrompts(const Json& prompt) {

@@ -6,6 +6,8 @@
 #ifndef WINNOW_SERVER_HTTP_OPENAI_REQUEST_H_
 #define WINNOW_SERVER_HTTP_OPENAI_REQUEST_H_
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,10 +30,13 @@ struct OpenAiRequest {
   bool include_usage = false;     // stream_options
   bool continuous_usage = false;  // stream_options.continuous_usage_stats
   bool echo = false;              // the prompt comes before the answer
-  bool scores_prompt = false;     // and with its log-probabilities: CallInfo::prompt_scores_max
-  bool drops_answer = false;      // max_tokens 0, which is 1 in `generate`
-  AnswerParserOptions parser;     // of the answer; in_reasoning is not known here
-  std::string structured_field;   // the client's name of what became structured_output
+  // And with its log-probabilities, beside so many of the likeliest tokens.
+  std::optional<int32_t> echo_logprobs;
+  // vLLM's field: the prompt's log-probabilities in a list of their own. generate.prompt_logprobs is the larger of both.
+  std::optional<int32_t> prompt_logprobs;
+  bool drops_answer = false;     // max_tokens 0, which is 1 in `generate`
+  AnswerParserOptions parser;    // of the answer; in_reasoning is not known here
+  std::string structured_field;  // the client's name of what became structured_output
 };
 
 // InvalidArgument, with the paths of the fields as the client knows them.

@@ -19,9 +19,12 @@ namespace {
 namespace pb = vllm::grpc::engine;
 
 constexpr size_t kMaxRequestIdBytes = 256;
+// Log-probabilities of a prompt, which one message holds: 12 bytes for a token's own and 8 for each beside it, where
+// clients of gRPC take 4 MB.
+constexpr int64_t kMaxPromptLogprobs = 1 << 18;
 
 // The validator's names of fields, and those of this API, longest first.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 13> kFieldNames = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 14> kFieldNames = {{
     {"stopping.stop_token_ids", "sampling_params.stop_token_ids"},
     {"stopping.stop_strings", "sampling_params.stop"},
     {"stopping.include_stop", "sampling_params.include_stop_str_in_output"},
@@ -29,6 +32,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 13> kFieldNa
     {"stopping.min_tokens", "sampling_params.min_tokens"},
     {"stopping.ignore_eos", "sampling_params.ignore_eos"},
     {"structured_output", "sampling_params"},
+    {"prompt_logprobs", "sampling_params.prompt_logprobs"},
     {"top_logprobs", "sampling_params.logprobs"},
     {"tokens.ids", "tokenized.input_ids"},
     {"text.text", "text"},
@@ -56,8 +60,8 @@ void RefuseWhatCannotBeDone(const pb::GenerateRequest& in, Violations& violation
     if (is_there) violations.Add(field, Concat("cannot be done by winnow: ", why));
   };
   const pb::SamplingParams& sampling = in.sampling_params();
-  refuse(sampling.has_prompt_logprobs(), "sampling_params.prompt_logprobs",
-         "log-probabilities are of generated tokens only");
+  refuse(sampling.has_prompt_logprobs() && in.stream(), "sampling_params.prompt_logprobs",
+         "they come with the whole answer, not in a stream");
   refuse(sampling.has_truncate_prompt_tokens(), "sampling_params.truncate_prompt_tokens",
          "prompts are taken whole or not at all");
   refuse(in.has_kv_transfer_params(), "kv_transfer_params", "KV is not moved between servers");
@@ -113,25 +117,38 @@ void ReadSampling(const pb::SamplingParams& in, Violations& violations, v1::Gene
   stopping.set_include_stop(in.include_stop_str_in_output());
 
   if (in.n() != 0) out.set_n(Clamped(in.n()));
+  constexpr std::string_view kOfAll = "the whole vocabulary's cannot be had";
   if (in.has_logprobs()) {
-    if (in.logprobs() < 0) {
-      violations.Add("sampling_params.logprobs", "the whole vocabulary's cannot be had");
-    } else {
-      out.set_top_logprobs(in.logprobs());
-    }
+    if (in.logprobs() < 0) violations.Add("sampling_params.logprobs", kOfAll);
+    out.set_top_logprobs(in.logprobs());
+  }
+  if (in.has_prompt_logprobs()) {
+    if (in.prompt_logprobs() < 0) violations.Add("sampling_params.prompt_logprobs", kOfAll);
+    out.set_prompt_logprobs(in.prompt_logprobs());
   }
   // Ids go out, not text; what shows in the text decides only where stop strings match.
   out.set_show_special_tokens(!in.skip_special_tokens());
 }
 
-void AddLogprobs(const v1::Token& token, pb::OutputLogProbs& out) {
-  out.add_token_logprobs(token.logprob());
+// A token of the answer, or of the prompt.
+void AddLogprobs(const auto& token, auto& out) {
   out.add_token_ids(static_cast<uint32_t>(token.id()));
   pb::TopLogProbs& top = *out.add_top_logprobs();
   for (const v1::TokenLogprob& likely : token.top()) {
     top.add_values(likely.logprob());
     top.add_token_ids(static_cast<uint32_t>(likely.id()));
   }
+}
+
+void AddOutput(const v1::Token& token, pb::OutputLogProbs& out) {
+  out.add_token_logprobs(token.logprob());
+  AddLogprobs(token, out);
+}
+
+void AddInput(const v1::PromptToken& token, pb::InputLogProbs& out) {
+  pb::InputTokenLogProb& logprob = *out.add_token_logprobs();
+  if (token.has_logprob()) logprob.set_value(token.logprob());
+  AddLogprobs(token, out);
 }
 
 class Codec final : public GenerateCodec {
@@ -145,6 +162,7 @@ class Codec final : public GenerateCodec {
   absl::Status Read(const grpc::ByteBuffer& bytes, v1::GenerateRequest& message,
                     CallInfo& info) override {
     info.by_proxy = true;  // routers speak this service
+    info.prompt_scores_max = kMaxPromptLogprobs;
     pb::GenerateRequest in;
     if (absl::Status status = ParseBuffer(bytes, in); !status.ok()) return status;
     Violations violations;
@@ -189,14 +207,17 @@ class Codec final : public GenerateCodec {
     const bool is_first = whole.output_ids_size() == 0;
     pb::GenerateResponse response;
     pb::GenerateStreamChunk& chunk = *response.mutable_chunk();
+    for (const v1::PromptToken& token : message.prompt_tokens()) {
+      AddInput(token, *whole.mutable_input_logprobs());
+    }
     for (const v1::Token& token : message.tokens()) {
       whole.add_output_ids(static_cast<uint32_t>(token.id()));
       chunk.add_token_ids(static_cast<uint32_t>(token.id()));
       if (!token.has_logprob()) continue;
       if (stream_) {
-        AddLogprobs(token, *chunk.mutable_output_logprobs());
+        AddOutput(token, *chunk.mutable_output_logprobs());
       } else {
-        AddLogprobs(token, *whole.mutable_output_logprobs());
+        AddOutput(token, *whole.mutable_output_logprobs());
       }
     }
     if (stream_ && (message.tokens_size() > 0 || (is_first && !message.has_finish()))) {

@@ -33,7 +33,7 @@ class CudaSampleTest : public CudaTest {
                            static_cast<int32_t>(row.edits.size()),
                            static_cast<int32_t>(row.masked.size()), row.repetition_penalty,
                            row.presence_penalty, row.frequency_penalty, row.temperature, row.top_k,
-                           row.top_p, row.min_p, row.top_logprobs, row.random});
+                           row.top_p, row.min_p, row.top_logprobs, row.random, row.given});
     }
     const DeviceArray<DeviceSampleRow> descriptors(on_device);
     const DeviceArray<SampledToken> results(count);
@@ -140,6 +140,7 @@ TEST_F(CudaSampleTest, ABrokenRowIsSaidToBeAndDisturbsNobody) {
       for (int64_t j = 0; j < vocab; ++j) logits.row(i)[j] = random_.Normal();
       rows.push_back(AnySampleRow::Any(random_, vocab));
     }
+    for (const int i : {9, 13}) rows[i].given = -1;  // no edit can spoil the row of a given one
     const auto at = [&] { return random_.Int(0, vocab - 1); };
     logits.row(1)[at()] = kNan;
     logits.row(3)[at()] = -kNan;

@@ -242,6 +242,7 @@ class Routes(unittest.TestCase):
         self.assertEqual((choice["text"], choice["finish_reason"], choice["stop_reason"]), ("".join(scores["tokens"]), "length", None))
         usage = answer["usage"]
         self.assertEqual((usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]), (len(ids), 0, len(ids)))
+        self.assertEqual(usage["winnow"]["attended_rows"], 0, "nothing was decoded for it")
         # At any place they are those of a prompt that ends there, and so of tokens that nobody drew.
         backwards = ids[::-1]
         # Penalties are for what was drawn before, which is nothing.
@@ -266,13 +267,68 @@ class Routes(unittest.TestCase):
         self.assertEqual(text["text"], "".join(text["logprobs"]["tokens"]))
         self.assertTrue(text["text"].startswith("A story about") and text["text"] != "A story about")
 
+    def test_scores_and_answers_are_those_of_requests_of_their_own(self):
+        text = "Once upon a time there was a code, and the code was " + "7" * 80
+        prompts = [text, "x"]
+        body = {"max_tokens": 9, "ignore_eos": True, "temperature": 1, "seed": 3, "n": 2, "frequency_penalty": 0.5, "logprobs": 2}
+        plain = self.complete(prompts, **body)["choices"]
+        for beside in ({}, {"stop": [plain[0]["text"][3:6]]}):
+            plain = self.complete(prompts, **body, **beside)["choices"]
+            scored = self.complete(prompts, echo=True, **body, **beside)
+            alone = [self.complete(prompt, echo=True, logprobs=2, max_tokens=0)["choices"][0] for prompt in prompts]
+            for i, choice in enumerate(scored["choices"]):
+                own, prompt = plain[i], alone[i // 2]
+                self.assertEqual((choice["text"], choice["finish_reason"], choice["stop_reason"]),
+                                 (prompt["text"] + own["text"], own["finish_reason"], own["stop_reason"]))
+                for key in ("tokens", "token_logprobs", "top_logprobs"):
+                    self.assertEqual(choice["logprobs"][key], prompt["logprobs"][key] + own["logprobs"][key], key)
+                begin = len("".join(prompt["logprobs"]["tokens"]))
+                self.assertEqual(choice["logprobs"]["text_offset"],
+                                 prompt["logprobs"]["text_offset"] + [begin + offset for offset in own["logprobs"]["text_offset"]])
+            # Its prompts were cached by the plain ones, and are by it.
+            self.assertEqual(scored["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+        self.assertGreaterEqual(self.complete(text, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"], 64)
+
+    def test_prompt_logprobs_as_vllm_has_them(self):
+        ids = ask(self.server, "POST", "/tokenize", {"prompt": "Once upon a time there was"})[2]["tokens"]
+        echoed = self.complete(ids, echo=True, logprobs=0, max_tokens=0)["choices"][0]["logprobs"]
+        texts = echoed["tokens"]
+        for count in (0, 4):
+            answer = self.complete(ids, prompt_logprobs=count, max_tokens=2, ignore_eos=True, n=2)
+            lists = [choice["prompt_logprobs"] for choice in answer["choices"]]
+            self.assertEqual(lists[0], lists[1])
+            self.assertEqual((len(lists[0]), lists[0][0]), (len(ids), None))
+            self.assertEqual([choice["logprobs"] for choice in answer["choices"]], [None, None])
+            for i, scores in list(enumerate(lists[0]))[1:]:
+                own = scores[str(ids[i])]
+                self.assertEqual(own, {"logprob": echoed["token_logprobs"][i], "rank": own["rank"], "decoded_token": texts[i]})
+                self.assertEqual(list(scores)[0], str(ids[i]), "the prompt's own token comes first")
+                ranks = sorted(score["rank"] for score in scores.values())
+                self.assertEqual(ranks, sorted({*range(1, count + 1), own["rank"]}))
+                ordered = sorted(scores.values(), key=lambda score: score["rank"])
+                self.assertEqual(ordered, sorted(ordered, key=lambda score: -score["logprob"]))
+                if count > 0:
+                    after = self.complete(ids[:i], max_tokens=1, logprobs=0, ignore_eos=True)["choices"][0]["logprobs"]
+                    self.assertEqual((ordered[0]["decoded_token"], ordered[0]["logprob"]), (after["tokens"][0], after["token_logprobs"][0]))
+        both = self.complete(ids, prompt_logprobs=1, echo=True, logprobs=3, max_tokens=1)["choices"][0]
+        self.assertEqual({len(top) for top in both["logprobs"]["top_logprobs"][1:]} - {3, 4}, set())
+        self.assertEqual({len(scores) for scores in both["prompt_logprobs"][1:]} - {1, 2}, set())
+        status, _, chat = post(self.server, "/v1/chat/completions", {"messages": CHAT, "max_tokens": 2, "n": 2, "prompt_logprobs": 1})
+        self.assertEqual(status, 200, chat)
+        rendered = ask(self.server, "POST", "/v1/chat/completions/render", {"messages": CHAT})[2]["token_ids"]
+        self.assertEqual([list(scores)[0] if scores else None for scores in chat["prompt_logprobs"]], [None, *map(str, rendered[1:])])
+        self.assertEqual([scores[str(i)]["logprob"] for i, scores in zip(rendered[1:], chat["prompt_logprobs"][1:], strict=True)],
+                         self.complete(rendered, echo=True, logprobs=0, max_tokens=0)["choices"][0]["logprobs"]["token_logprobs"][1:])
+        self.assertNotIn("prompt_logprobs", chat["choices"][0])
+        self.assertNotIn("prompt_logprobs", self.complete(ids, max_tokens=1)["choices"][0])
+
     def test_a_scored_prompt_may_have_end_tokens(self):
         ids = ask(self.server, "POST", "/v1/chat/completions/render", {"messages": CHAT * 2})[2]["token_ids"]
         end = "<|end|>"  # of a turn
         scores = self.complete(ids, echo=True, logprobs=1, max_tokens=0)["choices"][0]["logprobs"]
         self.assertEqual(len(scores["tokens"]), len(ids))
         self.assertIn(end, scores["tokens"][:-1])
-        # One token: nothing is forced. One that ends the answer ends it.
+        # One token: there is nothing to score. One that ends the answer ends it.
         self.assertEqual(self.complete(ids[:1], echo=True, logprobs=1, max_tokens=0)["choices"][0]["logprobs"]["token_logprobs"], [None])
         end_id = ids[scores["tokens"].index(end)]
         ended = self.complete(ids, echo=True, logprobs=1, max_tokens=1, logit_bias={str(end_id): 100})["choices"][0]
@@ -379,7 +435,8 @@ class Routes(unittest.TestCase):
             ({"winnow": {"cache": {"store": False, "priority": 3}}}, "winnow.cache.store"), ({"winnow": {"cache": True}}, "winnow.cache"),
             ({"winnow": {"cache": {"salt": "x"}}, "cache_salt": "y"}, "cache_salt"),
             ({"cache_salt": "s" * 1025}, "winnow.cache.salt"), ({"stream_options": {"include_usage": True}}, "stream_options"),
-            ({"echo": True}, "echo"), ({"thinking_token_budget": 8}, "thinking_token_budget"),
+            ({"echo": True}, "echo"), ({"prompt_logprobs": -1}, "prompt_logprobs"), ({"prompt_logprobs": 21}, "prompt_logprobs"),
+            ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"), ({"prompt_logprobs": "all"}, "prompt_logprobs"), ({"thinking_token_budget": 8}, "thinking_token_budget"),
             ({"logprob_token_ids": [1]}, "logprob_token_ids"), ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"), ({"max_tokens": 50000}, "max_tokens"),
             ({"logprobs": True, "top_logprobs": 20, "max_tokens": 30000, "n": 16}, "top_logprobs"),
         ]
@@ -396,11 +453,13 @@ class Routes(unittest.TestCase):
         self.assertEqual(post(self.server, "/v1/chat/completions", {"messages": CHAT, "model": "gpt"})[0], 404)
         self.assertEqual(post(self.server, "/v1/completions", {"prompt": ["a"] * 129})[2]["error"]["param"], "prompt")
         self.assertEqual(post(self.server, "/v1/completions", {"prompt": ["a", {}]})[2]["error"]["param"], "prompt")
-        for fields, param in (({"max_tokens": 2}, "max_tokens"), ({}, "max_tokens"), ({"max_tokens": 1, "stream": True}, "stream"),
-                              ({"max_tokens": 1, "stop": "x"}, "stop"),
+        for fields, param in (({"max_tokens": 1, "stream": True}, "stream"), ({"max_tokens": -1}, "max_tokens"),
                               ({"max_tokens": 1, "prompt": [1, -4]}, "prompt[1]"),
-                              ({"max_tokens": 0, "logprobs": 20, "prompt": ["a"] * 127 + ["word " * 500]}, "logprobs"),
-                              ({"max_tokens": 0, "response_format": {"type": "json_object"}}, "response_format")):
+                              ({"max_tokens": 0, "logprobs": 21}, "logprobs"), ({"max_tokens": 0, "logprobs": -1}, "logprobs"),
+                              ({"max_tokens": 0, "prompt_logprobs": 21}, "prompt_logprobs"),
+                              ({"max_tokens": 0, "prompt_logprobs": 20, "prompt": ["a"] * 127 + ["word " * 500]}, "prompt_logprobs"),
+                              ({"max_tokens": 0, "prompt_logprobs": 20, "prompt": "word " * 3300, "n": 16}, "prompt_logprobs"),
+                              ({"max_tokens": 0, "logprobs": 20, "prompt": ["a"] * 127 + ["word " * 500]}, "logprobs")):
             status, _, answer = post(self.server, "/v1/completions", {"prompt": "a", "echo": True, "logprobs": 1, **fields})
             self.assertEqual((status, answer["error"]["param"]), (400, param), (fields, answer))
         self.assertEqual(post(self.server, "/v1/completions", {"prompt": [1, -4]})[2]["error"]["param"], "prompt[1]")

@@ -59,6 +59,25 @@ class Clients(unittest.TestCase):
             with self.assertRaises(TypeError):
                 self.client.generate(**wrong)
 
+    def test_a_prompt_is_scored(self):
+        ids = self.client.tokenize("Once upon a time")
+        answer = self.client.generate(ids, max_tokens=2, ignore_eos=True, top_logprobs=1, prompt_logprobs=3, n=2)
+        self.assertEqual([token.id for token in answer.prompt_tokens], ids)
+        first, *others = answer.prompt_tokens
+        self.assertEqual((first.logprob, first.rank, first.top), (None, 0, []))
+        for i, token in enumerate(others, 1):
+            # The token that the prompt up to there goes on with.
+            drawn = self.client.generate(ids[:i], max_tokens=1, ignore_eos=True, top_logprobs=3).choices[0].tokens[0]
+            self.assertEqual(token.top, drawn.top)
+            self.assertEqual(token.rank <= 3, token.id in [top[0] for top in token.top])
+            if token.rank <= 3:
+                self.assertEqual(token.top[token.rank - 1][:2], (token.id, token.logprob))
+        self.assertEqual([len(choice.tokens) for choice in answer.choices], [2, 2])
+        self.assertEqual(self.client.generate(ids, max_tokens=1).prompt_tokens, [])
+        with self.assertRaises(WinnowError) as caught:
+            self.client.generate(ids, prompt_logprobs=21)
+        self.assertEqual(caught.exception.violations[0][0], "prompt_logprobs")
+
     def test_errors_say_what_the_server_says(self):
         with self.assertRaises(WinnowError) as caught:
             self.client.generate("x", temperature=100.00001)

@@ -180,6 +180,18 @@ class Answers(unittest.TestCase):
         subprocess.run(["bash", "-c", shell + " | head -c 1"], check=True, capture_output=True, timeout=PATIENCE)
         eventually(lambda: self.server.metric("winnow_kv_blocks_used") == 0, "blocks free")
 
+    def test_scores_of_a_prompt_come_in_messages_of_bounded_size(self):
+        ids = [7 * i % 500 for i in range(1200)]
+        request = inference.GenerateRequest(tokens=inference.TokenPrompt(ids=ids), stopping=inference.StoppingOptions(max_tokens=2, ignore_eos=True), prompt_logprobs=20)
+        in_small_steps = [token for r in Api(self.server.address).generate(request, timeout=PATIENCE) for token in r.prompt_tokens]
+        with Server("--step-tokens", 2048) as server:
+            answer = list(Api(server.address).generate(request, timeout=PATIENCE))
+        # 8,192 log-probabilities, and the rest of a token's; the first token has none.
+        self.assertEqual([len(r.prompt_tokens) for r in answer if r.prompt_tokens], [392, 391, 391, 26])
+        tokens = [token for r in answer for token in r.prompt_tokens]
+        self.assertEqual([token.id for token in tokens], ids)
+        self.assertEqual([token.SerializeToString() for token in tokens], [token.SerializeToString() for token in in_small_steps])
+
     def test_get_model_describes_what_is_served(self):
         model = Api(self.server.address).get_model(inference.GetModelRequest())
         self.assertEqual((model.name, model.vocab_size, model.max_context), ("needle-5m", 4096, 32768))

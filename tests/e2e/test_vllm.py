@@ -41,8 +41,8 @@ class VllmApi:
              "StopProfile": common.ProfileResponse, "GetModelInfo": vllm.GetModelInfoResponse,
              "GetServerInfo": vllm.GetServerInfoResponse, "GetLoads": vllm.GetLoadsResponse}
 
-    def __init__(self, address):
-        self.channel = grpc.insecure_channel(address, [("grpc.max_receive_message_length", 64 << 20)])
+    def __init__(self, address, options=(("grpc.max_receive_message_length", 64 << 20),)):
+        self.channel = grpc.insecure_channel(address, options)
         serialize = lambda message: message.SerializeToString()
         for name, (_, response) in self.STREAMS.items():
             setattr(self, name, self.channel.unary_stream(f"/vllm.grpc.engine.VllmEngine/{name}", serialize,
@@ -156,6 +156,34 @@ class VllmEngine(unittest.TestCase):
             self.assertEqual([list(t.token_ids) for part in parts for t in part.top_logprobs],
                              [[top.id for top in t.top] for t in own])
 
+    def test_a_prompts_logprobs_are_the_same_numbers(self):
+        _, answer = self.expected(self.ids, 3, prompt_logprobs=2)
+        own = [token for message in answer for token in message.prompt_tokens]
+        self.assertEqual([token.id for token in own], list(self.ids))
+        first, second = sorted((r.complete for r in self.generate(self.ids, 3, prompt_logprobs=2, n=2)), key=lambda c: c.index)
+        scores = first.input_logprobs
+        self.assertEqual(list(scores.token_ids), list(self.ids))
+        self.assertEqual([s.value if s.HasField("value") else None for s in scores.token_logprobs], [None, *(t.logprob for t in own[1:])])
+        self.assertEqual([list(t.token_ids) for t in scores.top_logprobs], [[top.id for top in t.top] for t in own])
+        self.assertEqual((first.cached_tokens, len(second.input_logprobs.token_ids), len(first.output_logprobs.token_ids)), (0, 0, 0))
+        with self.assertRaises(grpc.RpcError) as raised:
+            self.generate(self.ids, 3, prompt_logprobs=2, stream=True)
+        self.assertIn("sampling_params.prompt_logprobs", raised.exception.details())
+
+    def test_a_prompts_logprobs_are_as_many_as_a_client_takes_in_a_message(self):
+        ids = (self.ids * 100)[:12484]
+        with Server("--max-context", "13000") as server:
+            # Its channel takes 4 MB, as every client does that says nothing else.
+            api = VllmApi(server.address, options=())
+            most, = api.Generate(request(ids[:-1], 1, prompt_logprobs=20), timeout=PATIENCE)
+            scores = most.complete.input_logprobs
+            self.assertEqual((len(scores.token_logprobs), {len(top.values) for top in scores.top_logprobs[1:]}), (12483, {20}))
+            for count, prompt in ((20, ids), (21, self.ids)):
+                with self.assertRaises(grpc.RpcError) as raised:
+                    list(api.Generate(request(prompt, 1, prompt_logprobs=count), timeout=PATIENCE))
+                self.assertEqual(raised.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+                self.assertIn("sampling_params.prompt_logprobs", raised.exception.details())
+
     def test_text_and_stops(self):
         ids, _ = self.expected(self.ids, 24)
         stopped = self.generate(self.ids, 24, stop_token_ids=[ids[5]])[0].complete
@@ -190,7 +218,7 @@ class VllmEngine(unittest.TestCase):
         sampling = vllm.SamplingParams
         for field, change in {
                 "sampling_params": {"sampling_params": sampling(regex="(")},
-                "sampling_params.prompt_logprobs": {"sampling_params": sampling(prompt_logprobs=1)},
+                "sampling_params.prompt_logprobs": {"sampling_params": sampling(prompt_logprobs=-1)},
                 "sampling_params.truncate_prompt_tokens": {"sampling_params": sampling(truncate_prompt_tokens=-1)},
                 "sampling_params.logprobs": {"sampling_params": sampling(logprobs=-1)},
                 "sampling_params.temperature": {"sampling_params": sampling(temperature=-2.0)},

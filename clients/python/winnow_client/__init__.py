@@ -9,6 +9,6 @@
 from .admin import Admin, AsyncAdmin
 from .client import AsyncClient, Client
 from .errors import RetryPolicy, WinnowError
-from .types import Answer, Choice, Piece, TokenPiece
+from .types import Answer, Choice, Piece, PromptToken, TokenPiece
 
-__all__ = ["Admin", "Answer", "AsyncAdmin", "AsyncClient", "Choice", "Client", "Piece", "RetryPolicy", "TokenPiece", "WinnowError"]
+__all__ = ["Admin", "Answer", "AsyncAdmin", "AsyncClient", "Choice", "Client", "Piece", "PromptToken", "RetryPolicy", "TokenPiece", "WinnowError"]

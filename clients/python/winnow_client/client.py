@@ -92,7 +92,7 @@ class Client(_Base):
 
     def stream(self, prompt: Prompt = None, *, messages: Messages = None, **options: Any) -> Iterator[Piece]:
         """Pieces of the answer as they come. Options are the fields of SamplingOptions, StoppingOptions and GenerateRequest: max_tokens,
-        temperature, top_p, seed, stop_strings, n, top_logprobs, policy and so on; those of CacheOptions as cache_use, cache_store,
+        temperature, top_p, seed, stop_strings, n, top_logprobs, prompt_logprobs, policy and so on; those of CacheOptions as cache_use, cache_store,
         cache_priority, cache_ttl_seconds, cache_salt. Leaving the loop cancels the call."""
         request, ends, attempt = make_request(prompt, messages, options), self._ends(), 1
         while True:

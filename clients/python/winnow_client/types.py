@@ -16,6 +16,12 @@ class TokenPiece:
 
 
 @dataclasses.dataclass
+class PromptToken(TokenPiece):
+    """A token of the prompt under `prompt_logprobs`; the first has no log-probability, and rank 0."""
+    rank: int = 0
+
+
+@dataclasses.dataclass
 class Piece:
     """What came since the last piece of a choice. `finish` and `usage` are those of its last one."""
     choice: int
@@ -23,6 +29,7 @@ class Piece:
     tokens: List[TokenPiece]
     finish: Optional[str] = None  # "STOP_TOKEN", "STOP_STRING", "MAX_TOKENS"
     usage: Optional[pb.Usage] = None
+    prompt_tokens: List[PromptToken] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -36,6 +43,7 @@ class Choice:
 @dataclasses.dataclass
 class Answer:
     choices: List[Choice]
+    prompt_tokens: List[PromptToken] = dataclasses.field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -46,6 +54,7 @@ class Answer:
         return self.choices[0].usage
 
     def add(self, piece: Piece) -> None:
+        self.prompt_tokens += piece.prompt_tokens
         choice = self.choices[piece.choice]
         choice.text += piece.text
         choice.tokens += piece.tokens
@@ -55,7 +64,7 @@ class Answer:
 
 _SAMPLING = {field.name for field in pb.SamplingOptions.DESCRIPTOR.fields}
 _STOPPING = {field.name for field in pb.StoppingOptions.DESCRIPTOR.fields}
-_OTHERS = {"n", "top_logprobs", "policy", "exactness", "show_special_tokens"}
+_OTHERS = {"n", "top_logprobs", "prompt_logprobs", "policy", "exactness", "show_special_tokens"}
 _CACHE = {"cache_" + field.name: field.name for field in pb.CacheOptions.DESCRIPTOR.fields}
 
 
@@ -96,10 +105,14 @@ def make_request(prompt: Prompt, messages: Messages, options: dict) -> pb.Genera
     return request
 
 
+def _rated(token: Any) -> tuple:
+    return (token.id, token.logprob if token.HasField("logprob") else None,
+            [(top.id, top.logprob, top.text) for top in token.top])
+
+
 def to_piece(message: pb.GenerateResponse) -> Piece:
-    tokens = [TokenPiece(token.id, token.logprob if token.HasField("logprob") else None,
-                         [(top.id, top.logprob, top.text) for top in token.top]) for token in message.tokens]
-    piece = Piece(message.choice, message.text, tokens)
+    piece = Piece(message.choice, message.text, [TokenPiece(*_rated(token)) for token in message.tokens],
+                  prompt_tokens=[PromptToken(*_rated(token), token.rank) for token in message.prompt_tokens])
     if message.HasField("finish"):
         piece.finish = pb.FinishReason.Name(message.finish.reason).replace("FINISH_REASON_", "")
         piece.usage = message.finish.usage

@@ -105,12 +105,13 @@ class Finish(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ["cache", "chat", "exactness", "n", "policy", "sampling", "show_special_tokens", "stopping", "structured_output", "text", "tokens", "top_logprobs"]
+    __slots__ = ["cache", "chat", "exactness", "n", "policy", "prompt_logprobs", "sampling", "show_special_tokens", "stopping", "structured_output", "text", "tokens", "top_logprobs"]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     EXACTNESS_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SHOW_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +124,7 @@ class GenerateRequest(_message.Message):
     exactness: str
     n: int
     policy: str
+    prompt_logprobs: int
     sampling: SamplingOptions
     show_special_tokens: bool
     stopping: StoppingOptions
@@ -130,19 +132,21 @@ class GenerateRequest(_message.Message):
     text: TextPrompt
     tokens: TokenPrompt
     top_logprobs: int
-    def __init__(self, text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., stopping: _Optional[_Union[StoppingOptions, _Mapping]] = ..., n: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., policy: _Optional[str] = ..., show_special_tokens: bool = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., exactness: _Optional[str] = ..., cache: _Optional[_Union[CacheOptions, _Mapping]] = ...) -> None: ...
+    def __init__(self, text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., stopping: _Optional[_Union[StoppingOptions, _Mapping]] = ..., n: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., policy: _Optional[str] = ..., show_special_tokens: bool = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., exactness: _Optional[str] = ..., cache: _Optional[_Union[CacheOptions, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ["choice", "finish", "text", "tokens"]
+    __slots__ = ["choice", "finish", "prompt_tokens", "text", "tokens"]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     choice: int
     finish: Finish
+    prompt_tokens: _containers.RepeatedCompositeFieldContainer[PromptToken]
     text: str
     tokens: _containers.RepeatedCompositeFieldContainer[Token]
-    def __init__(self, choice: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
+    def __init__(self, choice: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., prompt_tokens: _Optional[_Iterable[_Union[PromptToken, _Mapping]]] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = []
@@ -195,6 +199,18 @@ class KvReadBytes(_message.Message):
     fast: int
     host: int
     def __init__(self, fast: _Optional[int] = ..., host: _Optional[int] = ..., disk: _Optional[int] = ...) -> None: ...
+
+class PromptToken(_message.Message):
+    __slots__ = ["id", "logprob", "rank", "top"]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    logprob: float
+    rank: int
+    top: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class RetrievalIndex(_message.Message):
     __slots__ = ["bits", "learned", "name", "pool_bytes"]

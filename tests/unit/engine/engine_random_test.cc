@@ -39,6 +39,7 @@ Request RandomRequest(Dice& dice, RequestId id, int32_t most_tokens) {
   if (dice.OneIn(3)) sampling.frequency_penalty = 0.25f;
   if (dice.OneIn(4)) sampling.logit_bias = {{dice.Pick(0, 299), 5.0f}};
   if (dice.OneIn(3)) request.top_logprobs = dice.Pick(0, 3);
+  if (dice.OneIn(3)) request.prompt_logprobs = dice.Pick(0, 2);
   StoppingOptions& stopping = request.stopping;
   if (dice.OneIn(3)) stopping.stop_token_ids = {dice.Pick(8, 24), dice.Pick(0, 299)};
   if (dice.OneIn(3)) stopping.min_tokens = dice.Pick(0, max_tokens);
@@ -72,6 +73,13 @@ void ExpectSame(const Reply& got, const Reply& alone, bool verified) {
   EXPECT_EQ(got.last.usage.kv_dense_bytes, alone.last.usage.kv_dense_bytes);
   if (!verified) {
     EXPECT_EQ(got.last.usage.kv_read_bytes_fast, alone.last.usage.kv_read_bytes_fast);
+  }
+  ASSERT_EQ(got.scores.size(), alone.scores.size());
+  for (size_t i = 0; i < got.scores.size(); ++i) {
+    EXPECT_EQ(got.scores[i].token.token, alone.scores[i].token.token);
+    EXPECT_EQ(got.scores[i].token.logprob, alone.scores[i].token.logprob);
+    EXPECT_EQ(got.scores[i].rank, alone.scores[i].rank);
+    EXPECT_EQ(got.scores[i].token.top.size(), alone.scores[i].token.top.size());
   }
   ASSERT_EQ(got.details.size(), alone.details.size());
   for (size_t i = 0; i < got.details.size(); ++i) {

@@ -39,6 +39,7 @@ struct Reply {
   std::string text;
   std::vector<int32_t> tokens;
   std::vector<OutputToken> details;
+  std::vector<ScoredToken> scores;
   OutputEvent last;
   int events = 0;
   bool ended() const { return last.finish != FinishReason::kNone; }
@@ -55,6 +56,8 @@ class Client {
       std::optional<OutputEvent> event = output->Pop();
       if (!event.has_value()) break;
       EXPECT_FALSE(reply.ended()) << "an event after the last";
+      EXPECT_TRUE(event->scores.empty() || reply.tokens.empty()) << "scores after tokens";
+      for (const ScoredToken& score : event->scores) reply.scores.push_back(score);
       reply.text += event->text;
       for (const OutputToken& token : event->tokens) {
         reply.tokens.push_back(token.token);

@@ -56,6 +56,37 @@ class FakeModel final : public Model {
   absl::Status ResumeRetrieval(RetrievalState&) override { return absl::OkStatus(); }
 
   absl::Status Forward(const Batch& batch, std::span<float> logits) override {
+    EXPECT_LE(batch.num_logits(), shape_.max_batch_logits);
+    return Compute(batch, logits);
+  }
+
+  absl::Status Sample(const Batch& batch, std::span<const kernels::SampleRow> rows,
+                      std::span<kernels::SampledToken> sampled) override {
+    const auto width = static_cast<size_t>(shape_.vocab_size);
+    logits_.resize(static_cast<size_t>(batch.num_logits()) * width);
+    EXPECT_EQ(rows.size(), static_cast<size_t>(batch.num_logits()));
+    if (absl::Status status = Compute(batch, logits_); !status.ok()) return status;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      kernels::CheckSampleRow(rows[i], shape_.vocab_size);
+      sampled[i] = kernels::SampleRef(std::span(logits_).subspan(i * width, width), rows[i]);
+    }
+    return absl::OkStatus();
+  }
+
+  // Drafts (chunks whose KV is not settled and that retrieve): one position in so many gets other logits
+  // than from dense attention. 0: none. Whatever this says, KV that a draft wrote is of no use to others.
+  int32_t wrong_draft_every = 4;
+  int64_t drafted = 0;
+  // From this Forward on (the first is 1), every one fails.
+  std::optional<int64_t> fail_at_forward;
+  // A row of logits after this token is NaN.
+  std::optional<int32_t> nan_after_token;
+  // What happens while the model computes: time passes, say.
+  std::function<void()> on_forward;
+  int64_t num_forwards = 0;
+
+ private:
+  absl::Status Compute(const Batch& batch, std::span<float> logits) {
     ++num_forwards;
     if (on_forward) on_forward();
     if (fail_at_forward.has_value() && num_forwards >= *fail_at_forward) {
@@ -79,32 +110,6 @@ class FakeModel final : public Model {
     return absl::OkStatus();
   }
 
-  absl::Status Sample(const Batch& batch, std::span<const kernels::SampleRow> rows,
-                      std::span<kernels::SampledToken> sampled) override {
-    const auto width = static_cast<size_t>(shape_.vocab_size);
-    logits_.resize(static_cast<size_t>(batch.num_logits()) * width);
-    EXPECT_EQ(rows.size(), static_cast<size_t>(batch.num_logits()));
-    if (absl::Status status = Forward(batch, logits_); !status.ok()) return status;
-    for (size_t i = 0; i < rows.size(); ++i) {
-      kernels::CheckSampleRow(rows[i], shape_.vocab_size);
-      sampled[i] = kernels::SampleRef(std::span(logits_).subspan(i * width, width), rows[i]);
-    }
-    return absl::OkStatus();
-  }
-
-  // Drafts (chunks whose KV is not settled and that retrieve): one position in so many gets other logits
-  // than from dense attention. 0: none. Whatever this says, KV that a draft wrote is of no use to others.
-  int32_t wrong_draft_every = 4;
-  int64_t drafted = 0;
-  // From this Forward on (the first is 1), every one fails.
-  std::optional<int64_t> fail_at_forward;
-  // A row of logits after this token is NaN.
-  std::optional<int32_t> nan_after_token;
-  // What happens while the model computes: time passes, say.
-  std::function<void()> on_forward;
-  int64_t num_forwards = 0;
-
- private:
   static uint64_t Mix(uint64_t x) {
     x += 0x9E3779B97F4A7C15;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
@@ -147,7 +152,6 @@ class FakeModel final : public Model {
   // What the engine promises of a batch.
   void CheckBatch(const Batch& batch, std::span<const float> logits) {
     EXPECT_LE(batch.num_tokens(), shape_.max_batch_tokens);
-    EXPECT_LE(batch.num_logits(), shape_.max_batch_logits);
     EXPECT_GE(logits.size(), static_cast<size_t>(batch.num_logits() * shape_.vocab_size));
     std::set<int32_t> blocks;
     for (const SequenceChunk& chunk : batch.chunks) {

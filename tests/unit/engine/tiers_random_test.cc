@@ -281,6 +281,7 @@ class Workload {
     request.tenant = std::string(dice_.OneIn(4), 't');
     request.policy = RandomPolicy(may_verify);
     request.top_logprobs = 0;
+    if (last_id_ % 6 == 0) request.prompt_logprobs = static_cast<int32_t>(last_id_ / 6 % 3);
     if (!dice_.OneIn(3)) {
       request.sampling.temperature = static_cast<float>(dice_.Pick(5, 15)) / 10;
       request.sampling.seed = static_cast<uint64_t>(dice_.Pick(0, 1 << 30));
@@ -542,6 +543,12 @@ class Workload {
       if (by_itself) {
         EXPECT_EQ(reply.tokens, alone.tokens);
         EXPECT_EQ(reply.last.finish, alone.last.finish);
+        EXPECT_EQ(reply.scores.size(), alone.scores.size());
+      }
+      ASSERT_LE(reply.scores.size(), alone.scores.size());
+      for (size_t i = 0; i < reply.scores.size() && !::testing::Test::HasFailure(); ++i) {
+        EXPECT_EQ(reply.scores[i].token.logprob, alone.scores[i].token.logprob) << i;
+        EXPECT_EQ(reply.scores[i].rank, alone.scores[i].rank) << i;
       }
       ASSERT_LE(reply.tokens.size(), alone.tokens.size());
       for (size_t i = 0; i < reply.tokens.size(); ++i) {

@@ -100,6 +100,26 @@ TEST(SampleRefTest, TheDrawPassesIdsInOrder) {
   EXPECT_EQ(Sampled({0, -200}, row).token, 0);
 }
 
+TEST(SampleRefTest, AGivenTokenIsRatedAsTheRowCame) {
+  AnySampleRow row;
+  row.given = 2;
+  row.temperature = 1;
+  row.edits = {{2, -1, 100.0f}};
+  row.masked = {2};
+  row.allowed = {0b0001};
+  row.top_logprobs = 1;
+  const SampledToken rated = Sampled({0, std::log(2.0f), 0, 0}, row);
+  EXPECT_EQ(rated.status, SampleStatus::kOk);
+  EXPECT_EQ(rated.token, 2);
+  EXPECT_EQ(rated.rank, 3) << "behind the likelier one, and behind an equal of a lower id";
+  EXPECT_NEAR(rated.logprob, std::log(0.2), 1e-6);
+  EXPECT_EQ(rated.top[0].token, 1);
+  row.given = 1;
+  EXPECT_EQ(Sampled({0, 1, 0, 0}, row).rank, 1);
+  row.given = -1;
+  EXPECT_EQ(Sampled({0, 1, 0, 0}, row).rank, 0) << "of a drawn one nobody asks";
+}
+
 class SampleTest : public EachIsa {
  protected:
   static std::vector<SampledToken> Run(Backend& backend, Matrix& logits,
@@ -149,6 +169,7 @@ TEST_P(SampleTest, ABrokenRowIsSaidToBeWhereverItIsBrokenAndDisturbsNobody) {
         for (int64_t j = 0; j < vocab; ++j) logits.row(i)[j] = random_.Normal();
         rows.push_back(AnySampleRow::Any(random_, vocab));
       }
+      rows[4].given = rows[5].given = -1;  // no edit can spoil the row of a given one
       logits.row(1)[at] = kNan;
       logits.row(2)[at] = kInfinity;
       std::fill_n(logits.row(3), vocab, -kInfinity);

@@ -27,6 +27,7 @@ struct AnySampleRow {
   float top_p = 1, min_p = 0;
   double random = 0;
   int32_t top_logprobs = -1;
+  int32_t given = -1;
 
   SampleRow row() const {
     return {edits,
@@ -40,7 +41,8 @@ struct AnySampleRow {
             top_p,
             min_p,
             random,
-            top_logprobs};
+            top_logprobs,
+            given};
   }
 
   static AnySampleRow Any(Random& random, int64_t vocab) {
@@ -81,6 +83,7 @@ struct AnySampleRow {
       }
     }
     if (random.Int(0, 2) == 0) row.AllowSome(random, vocab);
+    if (random.Int(0, 4) == 0) row.given = static_cast<int32_t>(random.Int(0, vocab - 1));
     return row;
   }
 
@@ -98,7 +101,8 @@ inline std::ostream& operator<<(std::ostream& out, const AnySampleRow& row) {
   return out << row.edits.size() << " edits, " << row.masked.size() << " masked, "
              << (row.allowed.empty() ? "all" : "some") << " allowed, temperature "
              << row.temperature << ", top_k " << row.top_k << ", top_p " << row.top_p << ", min_p "
-             << row.min_p << ", random " << row.random << ", top_logprobs " << row.top_logprobs;
+             << row.min_p << ", random " << row.random << ", top_logprobs " << row.top_logprobs
+             << ", given " << row.given;
 }
 
 inline int64_t AnyVocab(Random& random, int64_t most) {
@@ -180,39 +184,38 @@ inline void ExpectSampled(const Matrix& all, int64_t index, const AnySampleRow& 
   const SampledToken expected = SampleRef(logits, any.row());
   ASSERT_EQ(static_cast<int>(sampled.status), static_cast<int>(expected.status));
   if (expected.status != SampleStatus::kOk) return;
+  ASSERT_EQ(sampled.rank, expected.rank);
   if (sampled.token != expected.token) {
-    ASSERT_GT(any.temperature, 0);
+    ASSERT_TRUE(any.temperature > 0 && any.given < 0);
     ASSERT_TRUE(MayBeDrawn(logits, any, sampled.token))
         << "token " << sampled.token << ", not " << expected.token;
   }
   ASSERT_EQ(sampled.num_top, expected.num_top);
+  const auto expect_near = [](float logprob, float wanted) {
+    if (std::isinf(wanted)) {
+      ASSERT_EQ(logprob, wanted);
+    } else {
+      ASSERT_NEAR(logprob, wanted, 2e-6 + 1e-6 * std::abs(wanted));
+    }
+  };
   for (int32_t i = 0; i < sampled.num_top; ++i) {
     ASSERT_EQ(sampled.top[i].token, expected.top[i].token) << "place " << i;
-    if (std::isinf(expected.top[i].logprob)) {
-      ASSERT_EQ(sampled.top[i].logprob, expected.top[i].logprob);
-    } else {
-      ASSERT_NEAR(sampled.top[i].logprob, expected.top[i].logprob,
-                  2e-6 + 1e-6 * std::abs(expected.top[i].logprob));
-    }
+    ASSERT_NO_FATAL_FAILURE(expect_near(sampled.top[i].logprob, expected.top[i].logprob));
   }
   if (any.top_logprobs < 0) {
     ASSERT_EQ(sampled.logprob, 0.0f);
     return;
   }
-  // Of the token that was drawn, whichever it is: here it is made the largest.
+  // The token that was drawn, whichever it is, has the log-probability that it would have if given.
   AnySampleRow same = any;
-  same.edits = {{sampled.token, -1, 3e38f}};
-  same.masked.clear();
-  same.allowed.clear();
-  same.temperature = 0;
-  const float logprob = SampleRef(logits, same.row()).logprob;
-  ASSERT_NEAR(sampled.logprob, logprob, 2e-6 + 1e-6 * std::abs(logprob));
+  same.given = sampled.token;
+  ASSERT_NO_FATAL_FAILURE(expect_near(sampled.logprob, SampleRef(logits, same.row()).logprob));
 }
 
 inline bool SameSample(const SampledToken& a, const SampledToken& b) {
   if (a.status != b.status) return false;
   if (a.status != SampleStatus::kOk) return true;
-  return a.token == b.token && std::memcmp(&a.logprob, &b.logprob, 4) == 0 &&
+  return a.token == b.token && a.rank == b.rank && std::memcmp(&a.logprob, &b.logprob, 4) == 0 &&
          a.num_top == b.num_top && std::memcmp(a.top, b.top, sizeof(a.top[0]) * a.num_top) == 0;
 }
 

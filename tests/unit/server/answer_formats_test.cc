@@ -1,6 +1,10 @@
 // Answers with reasoning and calls, as each API words them.
 #include <algorithm>
+#include <limits>
 #include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "engine/text/tokenizer.h"
 #include "gtest/gtest.h"
@@ -67,60 +71,142 @@ OpenAiAnswerOptions Chat(bool stream) {
   return options;
 }
 
-// Two prompts of two and one tokens with their log-probabilities, and a token after each.
-Json Scored(bool drops_answer, int32_t end) {
-  OpenAiAnswerOptions options;
-  options.chat = false;
-  options.prompts = 2;
-  options.echo = {"ab", "c"};
-  options.logprobs = options.scores_prompt = true;
-  options.drops_answer = drops_answer;
-  options.eos_token_ids = {end};
+// Two prompts of three tokens and of one, with scores; `n` answers of two tokens to each.
+Json Scored(OpenAiAnswerOptions options, int n = 1) {
+  options.prompts = options.chat ? 1 : 2;
+  options.n = n;
+  if (!options.chat) options.echo = {"ab", "c"};
+  options.logprobs = true;
   const auto format = MakeOpenAiFormat(options, AnyTokenizer());
   std::string out;
   format->Begin("n-1", 7);
-  for (int32_t prompt = 0; prompt < 2; ++prompt) {
-    for (int32_t i = 0; i < 3 - prompt; ++i) {
+  for (int32_t prompt = 0; prompt < options.prompts; ++prompt) {
+    const int32_t tokens = prompt == 0 ? 3 : 1;
+    const auto of_choice = [&](int32_t choice) {
       v1::GenerateResponse message;
-      message.set_choice(prompt);
-      message.set_text("?");  // the engine's own text is of all that it was made to say
-      message.add_tokens()->set_id(40 + i);
-      message.mutable_tokens(0)->set_logprob(i == 0 ? 0.0f : -0.5f * static_cast<float>(i));
-      if (i == 2 - prompt) {
-        message.mutable_finish()->set_reason(v1::FINISH_REASON_MAX_TOKENS);
-        message.mutable_finish()->mutable_usage()->set_prompt_tokens(2 - prompt);
-        message.mutable_finish()->mutable_usage()->set_generated_tokens(1);
-        message.mutable_finish()->mutable_usage()->set_cached_tokens(prompt);
+      message.set_choice(prompt * n + choice);
+      return message;
+    };
+    // The last choice may be the first to say something.
+    for (int32_t choice = n - 1; choice >= 0; --choice) {
+      for (int32_t i = 0; choice == 0 && i < tokens; ++i) {  // a message each
+        v1::GenerateResponse message = of_choice(0);
+        v1::PromptToken& token = *message.add_prompt_tokens();
+        token.set_id(40 + i);
+        if (i > 0) {
+          token.set_logprob(i == 1 ? -0.5f : -std::numeric_limits<float>::infinity());
+          token.set_rank(i == 1 ? 2 : 77);
+          for (int32_t j = 0; j < 3; ++j) {
+            v1::TokenLogprob& top = *token.add_top();
+            top.set_id(40 + j);
+            top.set_logprob(-0.25f * static_cast<float>(1 + j));
+            top.set_text(AnyTokenizer().Decode(std::vector{40 + j}, false));
+          }
+        }
+        format->Add(message, tokens, out);
       }
-      format->Add(message, 2 - prompt, out);
+      v1::GenerateResponse message = of_choice(choice);
+      message.set_text("xy");
+      for (int32_t i = 0; i < 2; ++i) {
+        message.add_tokens()->set_id(50 + i);
+        message.mutable_tokens(i)->set_logprob(-1.0f - static_cast<float>(i));
+      }
+      message.mutable_finish()->set_reason(v1::FINISH_REASON_STOP_TOKEN);
+      message.mutable_finish()->mutable_usage()->set_prompt_tokens(tokens);
+      message.mutable_finish()->mutable_usage()->set_generated_tokens(2);
+      format->Add(message, tokens, out);
     }
   }
   format->End(out);
   return Json::parse(out);
 }
 
-TEST(AnswerFormatsTest, ScoresOfPromptsComeBeforeTheirAnswers) {
-  const int32_t id = 42;
-  const std::string drawn = AnyTokenizer().Decode({&id, 1}, true);
-  const Json answer = Scored(false, 41);
-  const Json& first = answer["choices"][0];
-  EXPECT_EQ(first["text"], "ab" + drawn);
-  EXPECT_EQ(first["logprobs"]["token_logprobs"], Json({nullptr, -0.5, -1.0}));
-  EXPECT_TRUE(first["logprobs"]["top_logprobs"][0].is_null());
-  EXPECT_EQ(first["finish_reason"], "length");
-  // The second one's token is an end token.
-  EXPECT_EQ(answer["choices"][1]["finish_reason"], "stop");
-  EXPECT_EQ(answer["choices"][1]["logprobs"]["token_logprobs"], Json({nullptr, -0.5}));
-  EXPECT_EQ(answer["usage"]["prompt_tokens"], 3);
-  EXPECT_EQ(answer["usage"]["completion_tokens"], 2);
-  EXPECT_EQ(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 1);
+OpenAiAnswerOptions Completion() {
+  OpenAiAnswerOptions options;
+  options.chat = false;
+  return options;
+}
 
-  const Json none = Scored(true, 41);
+std::string TextOf(int32_t id) { return AnyTokenizer().Decode({&id, 1}, false); }
+
+TEST(AnswerFormatsTest, ScoresOfPromptsComeBeforeTheirAnswers) {
+  OpenAiAnswerOptions options = Completion();
+  options.echo_logprobs = 1;
+  const Json answer = Scored(options, 2);
+  ASSERT_EQ(answer["choices"].size(), 4u);
+  for (const int i : {0, 1}) {
+    const Json& choice = answer["choices"][i];
+    EXPECT_EQ(choice["text"], "abxy");
+    const Json& logprobs = choice["logprobs"];
+    EXPECT_EQ(logprobs["tokens"],
+              Json({TextOf(40), TextOf(41), TextOf(42), TextOf(50), TextOf(51)}));
+    EXPECT_EQ(logprobs["token_logprobs"], Json({nullptr, -0.5, -9999, -1.0, -2.0}));
+    EXPECT_TRUE(logprobs["top_logprobs"][0].is_null());
+    // The likeliest one, and the token itself.
+    EXPECT_EQ(logprobs["top_logprobs"][1], Json({{TextOf(40), -0.25}, {TextOf(41), -0.5}}));
+    EXPECT_EQ(logprobs["text_offset"], Json({0, 1, 2, 3, 4})) << logprobs["tokens"];
+    EXPECT_EQ(choice["finish_reason"], "stop");
+    EXPECT_FALSE(choice.contains("prompt_logprobs"));
+  }
+  EXPECT_EQ(answer["choices"][3]["logprobs"]["token_logprobs"], Json({nullptr, -1.0, -2.0}));
+  EXPECT_EQ(answer["usage"]["prompt_tokens"], 4);
+  EXPECT_EQ(answer["usage"]["completion_tokens"], 8);
+
+  options.drops_answer = true;
+  const Json none = Scored(options);
   EXPECT_EQ(none["choices"][0]["text"], "ab");
-  EXPECT_EQ(none["choices"][0]["logprobs"]["token_logprobs"], Json({nullptr, -0.5}));
+  EXPECT_EQ(none["choices"][0]["logprobs"]["token_logprobs"], Json({nullptr, -0.5, -9999}));
+  EXPECT_EQ(none["choices"][1]["logprobs"]["token_logprobs"], Json::array({nullptr}));
   EXPECT_EQ(none["choices"][1]["finish_reason"], "length");
   EXPECT_EQ(none["usage"]["completion_tokens"], 0);
-  EXPECT_EQ(none["usage"]["total_tokens"], 3);
+  EXPECT_EQ(none["usage"]["total_tokens"], 4);
+}
+
+TEST(AnswerFormatsTest, PromptLogprobsAreAsVllmHasThem) {
+  const auto score = [](double logprob, int rank, int32_t id) {
+    return Json({{"logprob", logprob}, {"rank", rank}, {"decoded_token", TextOf(id)}});
+  };
+  OpenAiAnswerOptions options = Completion();
+  options.prompt_logprobs = 1;
+  const Json expected = {
+      nullptr,
+      {{"41", score(-0.5, 2, 41)}, {"40", score(-0.25, 1, 40)}},
+      {{"42", score(-9999, 77, 42)}, {"40", score(-0.25, 1, 40)}},
+  };
+  const Json answer = Scored(options, 2);
+  EXPECT_EQ(answer["choices"][0]["prompt_logprobs"], expected);
+  EXPECT_EQ(answer["choices"][1]["prompt_logprobs"], expected);
+  EXPECT_EQ(answer["choices"][2]["prompt_logprobs"], Json::array({nullptr}));
+  EXPECT_EQ(answer["choices"][0]["logprobs"]["token_logprobs"], Json({-1.0, -2.0}));
+
+  options.prompt_logprobs = 0;
+  options.echo_logprobs = 2;
+  const Json both = Scored(options);
+  EXPECT_EQ(both["choices"][0]["prompt_logprobs"][1].size(), 1u);
+  EXPECT_EQ(both["choices"][0]["prompt_logprobs"][1]["41"], score(-0.5, 2, 41));
+  EXPECT_EQ(both["choices"][0]["logprobs"]["top_logprobs"][1].size(), 2u);
+
+  OpenAiAnswerOptions chat = Chat(false);
+  chat.prompt_logprobs = 3;
+  const Json chatted = Scored(chat, 2);
+  EXPECT_EQ(chatted["prompt_logprobs"][2].size(), 3u) << "the token itself is one of the three";
+  EXPECT_EQ(chatted["prompt_logprobs"][2]["42"]["rank"], 77);
+  EXPECT_FALSE(chatted["choices"][0].contains("prompt_logprobs"));
+  EXPECT_EQ(chatted["choices"][1]["logprobs"]["content"].size(), 2u);
+}
+
+TEST(AnswerFormatsTest, AFieldThatScoresHasTheNameItWasAskedUnder) {
+  const auto name = [](std::optional<int32_t> echoed, std::optional<int32_t> own) {
+    OpenAiAnswerOptions options = Completion();
+    options.echo_logprobs = echoed;
+    options.prompt_logprobs = own;
+    return MakeOpenAiFormat(options, AnyTokenizer())->Field("prompt_logprobs");
+  };
+  EXPECT_EQ(name({}, {}), "prompt_logprobs") << "of a request that could not be read";
+  EXPECT_EQ(name({}, 0), "prompt_logprobs");
+  EXPECT_EQ(name(0, {}), "logprobs");
+  EXPECT_EQ(name(3, 2), "logprobs");
+  EXPECT_EQ(name(2, 3), "prompt_logprobs");
 }
 
 TEST(AnswerFormatsTest, ChatHasReasoningAndCallsApart) {

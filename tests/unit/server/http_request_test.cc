@@ -84,22 +84,55 @@ TEST(HttpRequestTest, AnEchoScoresThePromptWhereLogprobsAreAskedFor) {
   const auto scored =
       ParseCompletionRequest(R"({"prompt":"a","echo":true,"logprobs":1,"max_tokens":0})");
   ASSERT_TRUE(scored.ok()) << scored.status();
-  EXPECT_TRUE(scored->echo && scored->scores_prompt && scored->drops_answer);
+  EXPECT_TRUE(scored->echo && scored->drops_answer);
+  EXPECT_EQ(scored->echo_logprobs, 1);
+  EXPECT_FALSE(scored->prompt_logprobs.has_value());
+  EXPECT_EQ(scored->generate.prompt_logprobs(), 1);
   EXPECT_EQ(scored->generate.stopping().max_tokens(), 1);
-  const auto one =
-      ParseCompletionRequest(R"({"prompt":"a","echo":true,"logprobs":0,"max_tokens":1})");
-  ASSERT_TRUE(one.ok()) << one.status();
-  EXPECT_TRUE(one->scores_prompt && !one->drops_answer);
+  const auto with_answer = ParseCompletionRequest(
+      R"({"prompt":["a","b"],"echo":true,"logprobs":0,"max_tokens":9,"stop":"x"})");
+  ASSERT_TRUE(with_answer.ok()) << with_answer.status();
+  EXPECT_TRUE(with_answer->echo_logprobs == 0 && !with_answer->drops_answer);
+  EXPECT_TRUE(with_answer->generate.has_prompt_logprobs());
+  EXPECT_TRUE(with_answer->more_prompts[0].has_prompt_logprobs());
   const auto repeated =
       ParseCompletionRequest(R"({"prompt":"a","echo":true,"stream":true,"stop":"x"})");
   ASSERT_TRUE(repeated.ok()) << repeated.status();
-  EXPECT_TRUE(repeated->echo && !repeated->scores_prompt && !repeated->drops_answer);
+  EXPECT_TRUE(repeated->echo && !repeated->drops_answer);
+  EXPECT_FALSE(repeated->echo_logprobs || repeated->generate.has_prompt_logprobs());
   const auto without = ParseCompletionRequest(R"({"prompt":"a","logprobs":1,"max_tokens":0})");
   ASSERT_TRUE(without.ok()) << without.status();  // the validator refuses max_tokens
-  EXPECT_FALSE(without->echo || without->scores_prompt || without->drops_answer);
+  EXPECT_FALSE(without->echo || without->echo_logprobs || without->drops_answer);
   EXPECT_EQ(without->generate.stopping().max_tokens(), 0);
   EXPECT_FALSE(
       ParseChatRequest(R"({"messages":[{"role":"user","content":"a"}],"echo":true})").ok());
+}
+
+TEST(HttpRequestTest, PromptLogprobsScoreThePromptByThemselvesOrBesideAnEcho) {
+  const auto alone = ParseCompletionRequest(R"({"prompt":"a","prompt_logprobs":0})");
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_EQ(alone->prompt_logprobs, 0);
+  EXPECT_TRUE(alone->generate.has_prompt_logprobs() && !alone->echo_logprobs);
+  const auto chat =
+      ParseChatRequest(R"({"messages":[{"role":"user","content":"a"}],"prompt_logprobs":3})");
+  ASSERT_TRUE(chat.ok()) << chat.status();
+  EXPECT_EQ(chat->generate.prompt_logprobs(), 3);
+  // The engine is asked for what both need.
+  for (const auto& [echoed, own] : {std::pair(1, 5), std::pair(5, 1)}) {
+    const auto both =
+        ParseCompletionRequest(R"({"prompt":"a","echo":true,"logprobs":)" + std::to_string(echoed) +
+                               R"(,"prompt_logprobs":)" + std::to_string(own) + "}");
+    ASSERT_TRUE(both.ok()) << both.status();
+    EXPECT_TRUE(both->echo_logprobs == echoed && both->prompt_logprobs == own);
+    EXPECT_EQ(both->generate.prompt_logprobs(), 5);
+  }
+  for (const char* const refused :
+       {R"({"prompt":"a","prompt_logprobs":1,"stream":true})",
+        R"({"prompt":"a","prompt_logprobs":-1,"echo":true,"logprobs":2})",
+        R"({"prompt":"a","prompt_logprobs":true})", R"({"prompt":"a","prompt_logprobs":1.5})"}) {
+    const auto status = ParseCompletionRequest(refused).status();
+    EXPECT_NE(status.message().find("prompt_logprobs"), status.message().npos) << status;
+  }
 }
 
 TEST(HttpRequestTest, PrefixesTakeATextIdsOrAChat) {

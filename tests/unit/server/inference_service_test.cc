@@ -231,6 +231,88 @@ TEST(InferenceService, LogProbabilitiesComeWhenAskedFor) {
   EXPECT_EQ(response.tokens(0).top_size(), 0);
 }
 
+// A prompt whose later part the model itself has said: its scores are what it said then.
+TEST(InferenceService, APromptIsScoredAsItsTokensWereDrawn) {
+  TestServer server;
+  const auto stub = server.Stub();
+  v1::GenerateRequest request = CountingRequest("The", 600);
+  request.set_top_logprobs(20);
+  std::vector<v1::Token> drawn;
+  grpc::ClientContext drawing;
+  const auto draws = stub->Generate(&drawing, request);
+  v1::GenerateResponse response;
+  while (draws->Read(&response)) {
+    drawn.insert(drawn.end(), response.tokens().begin(), response.tokens().end());
+  }
+  ASSERT_TRUE(draws->Finish().ok());
+  const int32_t first = 5;
+  v1::TokenPrompt& prompt = *request.mutable_tokens();
+  prompt.add_ids(first);
+  for (const v1::Token& token : drawn) prompt.add_ids(token.id());
+  request.mutable_stopping()->set_max_tokens(3);
+  request.clear_top_logprobs();
+  request.set_prompt_logprobs(20);
+  request.set_n(2);
+
+  const auto score = [&] {
+    std::vector<v1::PromptToken> scored;
+    std::vector<int> tokens(2);
+    int messages = 0;
+    grpc::ClientContext context;
+    const auto reader = stub->Generate(&context, request);
+    while (reader->Read(&response)) {
+      if (response.prompt_tokens_size() > 0) {
+        EXPECT_EQ(response.choice(), 0);
+        EXPECT_EQ(tokens[0], 0) << "before the choice's first token";
+        ++messages;
+      }
+      tokens[response.choice()] += response.tokens_size();
+      for (const v1::Token& token : response.tokens()) EXPECT_FALSE(token.has_logprob());
+      scored.insert(scored.end(), response.prompt_tokens().begin(), response.prompt_tokens().end());
+    }
+    EXPECT_TRUE(reader->Finish().ok());
+    EXPECT_EQ(tokens, (std::vector{3, 3}));
+    EXPECT_GE(messages, 2);
+    return scored;
+  };
+  const std::vector<v1::PromptToken> scored = score();
+  ASSERT_EQ(scored.size(), drawn.size() + 1);
+  EXPECT_EQ(scored[0].id(), first);
+  EXPECT_FALSE(scored[0].has_logprob());
+  EXPECT_EQ(scored[0].rank(), 0);
+  for (size_t i = 1; i < scored.size(); ++i) {
+    ASSERT_EQ(scored[i].id(), drawn[i - 1].id());
+    ASSERT_EQ(scored[i].top_size(), 20);
+    ASSERT_GE(scored[i].rank(), 1);
+    if (scored[i].rank() > 20) continue;
+    const v1::TokenLogprob& same = scored[i].top(scored[i].rank() - 1);
+    ASSERT_EQ(same.id(), scored[i].id());
+    ASSERT_EQ(same.logprob(), scored[i].logprob());
+    ASSERT_FALSE(same.text().empty());
+  }
+  // Again, when all of it is cached, and from a prompt that has the same beginning as that of the drawing.
+  const std::vector<v1::PromptToken> again = score();
+  for (size_t i = 0; i < scored.size(); ++i) {
+    ASSERT_EQ(again[i].SerializeAsString(), scored[i].SerializeAsString());
+  }
+  v1::TokenizeRequest tokenize;
+  tokenize.mutable_text()->set_text(std::string("The"));
+  v1::TokenizeResponse ids;
+  grpc::ClientContext tokenizing;
+  ASSERT_TRUE(stub->Tokenize(&tokenizing, tokenize, &ids).ok());
+  prompt.clear_ids();
+  prompt.mutable_ids()->MergeFrom(ids.ids());
+  for (const v1::Token& token : drawn) prompt.add_ids(token.id());
+  const std::vector<v1::PromptToken> said = score();
+  ASSERT_EQ(said.size(), ids.ids_size() + drawn.size());
+  for (size_t i = 0; i < drawn.size(); ++i) {
+    const v1::PromptToken& token = said[ids.ids_size() + i];
+    ASSERT_EQ(token.rank(), 1) << "greedy";
+    ASSERT_EQ(token.logprob(), drawn[i].logprob());
+    for (int j = 0; j < 20; ++j) ASSERT_EQ(token.top(j).logprob(), drawn[i].top(j).logprob());
+  }
+}
+
 TEST(InferenceService, StopStringEndsTheTextBeforeItself) {
   TestServer server;
   const auto stub = server.Stub();

@@ -73,6 +73,7 @@ TEST_F(ValidateTest, PlainRequestGetsTheDefaults) {
   EXPECT_EQ(request.stopping.max_tokens, 64);
   EXPECT_EQ(request.stopping.stop_token_ids, Needle().config.eos_token_ids);
   EXPECT_EQ(request.top_logprobs, -1);
+  EXPECT_EQ(request.prompt_logprobs, -1);
   EXPECT_TRUE(request.skip_special_tokens);
 }
 
@@ -97,6 +98,7 @@ TEST_F(ValidateTest, EveryOptionReachesTheEngine) {
   stopping.set_include_stop(true);
   text_.set_n(4);
   text_.set_top_logprobs(0);
+  text_.set_prompt_logprobs(20);
   text_.set_policy(std::string("dense"));
   text_.set_show_special_tokens(true);
   const auto checked = Validate(text_);
@@ -120,6 +122,7 @@ TEST_F(ValidateTest, EveryOptionReachesTheEngine) {
   EXPECT_EQ(request.stopping.stop_token_ids, std::vector<int32_t>{17});
   EXPECT_TRUE(request.stopping.include_stop);
   EXPECT_EQ(request.top_logprobs, 0);
+  EXPECT_EQ(request.prompt_logprobs, 20);
   EXPECT_FALSE(request.skip_special_tokens);
 }
 
@@ -233,6 +236,8 @@ TEST_F(ValidateTest, EachBadFieldIsNamed) {
       {"n", [](R& r) { r.set_n(std::numeric_limits<int32_t>::min()); }},
       {"top_logprobs", [](R& r) { r.set_top_logprobs(-1); }},
       {"top_logprobs", [](R& r) { r.set_top_logprobs(21); }},
+      {"prompt_logprobs", [](R& r) { r.set_prompt_logprobs(-1); }},
+      {"prompt_logprobs", [](R& r) { r.set_prompt_logprobs(21); }},
       {"policy", [](R& r) { r.set_policy(std::string("nonsense")); }},
       {"policy", [](R& r) { r.set_policy(std::string("quest:pages=3")); }},
       // These parse, and the model cannot honour them.
