@@ -260,9 +260,10 @@ std::vector<ServeOption> MakeServeOptions() {
 
       Integer("max-running", &C::max_running, 1, 4096, "sequences that run at once"),
       Integer("step-tokens", &C::step_tokens, 1, 65536, "tokens that one step computes, at most"),
-      Integer("prompt-step-tokens", &C::prompt_step_tokens, 0, 65536,
-              "tokens of a step in which nobody decodes, at most; 0: with --device cuda and KV in its "
-              "memory 2048, or --step-tokens if that is more; else --step-tokens"),
+      Integer(
+          "prompt-step-tokens", &C::prompt_step_tokens, 0, 65536,
+          "tokens of a step in which nobody decodes, at most; 0: with --device cuda and KV in its "
+          "memory 2048, or --step-tokens if that is more; else --step-tokens"),
       Integer("queue-requests", &C::queue_requests, 1, 1 << 20, "requests that wait, at most"),
       Integer("queue-tokens", &C::queue_tokens, 1, int64_t{1} << 40,
               "prompt tokens that wait, at most"),
