@@ -48,7 +48,7 @@ namespace winnow::engine {
 struct EngineOptions {
   int32_t max_running = 64;   // sequences; at most the model's max_batch_logits and step_tokens
   int32_t step_tokens = 512;  // tokens of one step; at most the model's max_batch_tokens
-  // Of one in which nobody decodes, so that nobody waits for a token: from step_tokens to the model's max_batch_tokens. 0:
+  // The same where nobody decodes, so that nobody waits for a token: from step_tokens to the model's max_batch_tokens. 0:
   // step_tokens.
   int32_t prompt_step_tokens = 0;
   int32_t queue_requests = 256;    // requests that wait, at most

@@ -57,18 +57,14 @@ __global__ void __launch_bounds__(kBatchThreads, kBatchResident)
     BatchKernel(const __grid_constant__ Operands args) {
 #ifdef WINNOW_WGMMA
   using T = Tile<kOutputGroups, kStageSlices>;
-  constexpr int kSegments = kMatmulSegments / kSplit;  // of a block
-  constexpr bool kOwnW = T::kRowGroups == 1;           // what a warp copies of W no other reads
+  constexpr bool kOwnW = T::kRowGroups == 1;  // what a warp copies of W no other reads
   extern __shared__ uint4 dynamic[];
   __shared__ uint64_t filled[kStages], emptied[kStages];
   const uint32_t x_at = (SharedAddress(dynamic) + 1023) / 1024 * 1024;  // [kStages] of panels
   const uint32_t w_at = x_at + kStages * T::kXBytes;  // [kStages][kWTiles][kStageSlices] tiles
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const int rank = static_cast<int>(blockIdx.x) % kSplit;
-  const int32_t tile = static_cast<int32_t>(blockIdx.x) / kSplit;
-  const int32_t segment_slices = args.slices_per_segment;
-  const int32_t first = min(rank * kSegments * segment_slices, args.slices);
-  const int32_t last = min(first + kSegments * segment_slices, args.slices);
+  const BatchPart part = PartOfBlock<kSplit>(args);
+  const int32_t tile = part.tile, first = part.first, last = part.last;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       InitBarrier(SharedAddress(filled + i), T::kWTiles + (args.m + kPanelRows - 1) / kPanelRows);
@@ -164,7 +160,7 @@ __global__ void __launch_bounds__(kBatchThreads, kBatchResident)
       }
     }
   };
-  FinishBatchTile<BatchTile<kOutputGroups>, kSplit>(args, 0, first, last, dynamic, x_at, multiply);
+  FinishBatchTile<BatchTile<kOutputGroups>, kSplit>(args, 0, part, dynamic, x_at, multiply);
 #endif
 }
 

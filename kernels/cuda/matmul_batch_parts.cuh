@@ -1,4 +1,4 @@
-// What products of a batch's rows have in common, of plain weights (matmul_batch.cu) and of quantised ones
+// Shared by products of a batch's rows, of plain weights (matmul_batch.cu) and of quantised ones
 // (matmul_blocks_batch.cu): the tile of a block, how segments' sums are added, and how kernels are launched. No one else
 // includes it.
 //
@@ -37,7 +37,7 @@ struct BatchTile {
   static constexpr int kOutputs = kOutputGroups * 64;
   static constexpr int kWTiles = kOutputs / 16;
   static constexpr int kRowTiles = kPanels * kPanelRowTiles;  // of a warpgroup
-  // Of 64 inner values.
+  // A piece of x of 64 inner values.
   static constexpr uint32_t kXBytes = kRowGroups * kPanels * kPanelBytes;
   // Shared memory that the segments' sums of a split tile need: 16 bytes a thread for each tile of rows of a block's share.
   static constexpr size_t kSumsBytes =
@@ -45,20 +45,30 @@ struct BatchTile {
 };
 
 #ifdef WINNOW_WGMMA
+// A block's part of a tile: slices [first, last) of its outputs, `rank` among the blocks of a split one.
+struct BatchPart {
+  int32_t rank, tile, first, last;
+};
+template <int kSplit>
+__device__ __forceinline__ BatchPart PartOfBlock(const Operands& args) {
+  const auto block = static_cast<int32_t>(blockIdx.x);
+  const int32_t rank = block % kSplit, slices = kMatmulSegments / kSplit * args.slices_per_segment;
+  const int32_t first = min(rank * slices, args.slices);
+  return {rank, block / kSplit, first, min(first + slices, args.slices)};
+}
+
 // Adds a tile's segments and writes its outputs, of rows `first_row` on. `multiply(slice, end, sums)` makes sums of a warpgroup's slices; calls follow
-// one another in the order of slices from `first` to `last`, this block's. `memory`: kSumsBytes at a multiple of 16 from
+// one another in the order of slices, this block's. `memory`: kSumsBytes at a multiple of 16 from
 // `shared_base` on, where copies that have arrived may lie, but none that are on their way.
 template <typename T, int kSplit, typename MultiplySlices>
 __device__ __forceinline__ void FinishBatchTile(const Operands& args, int32_t first_row,
-                                                int32_t first, int32_t last,
-                                                const void* shared_base, uint32_t memory,
-                                                const MultiplySlices& multiply) {
+                                                const BatchPart& part, const void* shared_base,
+                                                uint32_t memory, const MultiplySlices& multiply) {
   constexpr int kOutputGroups = T::kOutputs / 64, kRowTiles = T::kRowTiles;
   constexpr int kSegments = kMatmulSegments / kSplit;  // of a block
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int output_group = warp / 4 % kOutputGroups, row_group = warp / 4 / kOutputGroups;
-  const int rank = static_cast<int>(blockIdx.x) % kSplit;
-  const int32_t tile = static_cast<int32_t>(blockIdx.x) / kSplit;
+  const int32_t rank = part.rank, tile = part.tile, first = part.first, last = part.last;
   const int32_t segment_slices = args.slices_per_segment;
   const auto finish = [&](const float(&values)[4], int row_tile) {
     const int32_t output = tile * T::kOutputs + output_group * 64 + warp % 4 * 16 + lane / 4;
@@ -95,7 +105,7 @@ __device__ __forceinline__ void FinishBatchTile(const Operands& args, int32_t fi
       multiply(min(first + s * segment_slices, last), min(first + (s + 1) * segment_slices, last),
                sums[s]);
     }
-    // Where the stages were, [kMatmulSegments][kShare][threads] of 16 bytes, once all of the cluster have read their last.
+    // In the place of stages, [kMatmulSegments][kShare][threads] of 16 bytes, once all of the cluster have read their last.
     const auto at = [&](int segment, int j) {
       return ((segment * kShare + j) * kBatchThreads + static_cast<int>(threadIdx.x)) * 16;
     };

@@ -11,7 +11,7 @@
 //                   one of 128 rows, whose weights are made once, and one block: stages of two panels, the weights of the
 //                   second made while the matrix instructions multiply the first
 //
-// What bounds it is making weights: 260 instructions a panel and warp for 8-bit floats, and conversions take two turns each.
+// Making weights bounds it: 260 instructions a panel and warp for 8-bit floats, and conversions take two turns each.
 //
 // H200, Llama-3.1-8B's qkv, o, gate_up, down in us; bf16 64 rows 19.6, 16.3, 66, 41, 128 rows 28.2, 17, 76, 38:
 //   64 rows, as it is         F8x128   20.9, 18.7,  56, 53   Q4_1  22.7, 21.4,  69, 63   Q4_0  19.7, 17.3,  51, 50
@@ -61,7 +61,6 @@ __global__ void __launch_bounds__(kBatchThreads, (Rings<kType, kPanels>::kReside
   using R = Rings<kType, kPanels>;
   constexpr BlockFormat kFormat = BlockFormatOf(kType);
   constexpr int kRecordSlices = kFormat.stage_slices();
-  constexpr int kSegments = kMatmulSegments / kSplit;  // of a block
   const Operands& args = operands.product;
   // This block's rows.
   const int32_t first_row = static_cast<int32_t>(blockIdx.y) * (kPanels * kPanelRows);
@@ -73,11 +72,8 @@ __global__ void __launch_bounds__(kBatchThreads, (Rings<kType, kPanels>::kReside
   const uint32_t x_at =
       (shared_at + 1023) / 1024 * 1024;  // [kStages][kStagePanels][kPanels] of panels
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const int rank = static_cast<int>(blockIdx.x) % kSplit;
-  const int32_t tile = static_cast<int32_t>(blockIdx.x) / kSplit;
-  const int32_t segment_slices = args.slices_per_segment;
-  const int32_t first = min(rank * kSegments * segment_slices, args.slices);
-  const int32_t last = min(first + kSegments * segment_slices, args.slices);
+  const BatchPart part = PartOfBlock<kSplit>(args);
+  const int32_t first = part.first, last = part.last, segment_slices = args.slices_per_segment;
   if (threadIdx.x < R::kStages) {
     InitBarrier(SharedAddress(x_filled + threadIdx.x), panels);
     InitBarrier(SharedAddress(x_emptied + threadIdx.x), kWarps);
@@ -92,9 +88,9 @@ __global__ void __launch_bounds__(kBatchThreads, (Rings<kType, kPanels>::kReside
   const uint32_t ring_at = SharedAddress(ring);
   const std::byte* asked_record =
       operands.blocks +
-      min(tile * R::kWTiles + warp, (args.out + kTileOutputs - 1) / kTileOutputs - 1) *
+      min(part.tile * R::kWTiles + warp, (args.out + kTileOutputs - 1) / kTileOutputs - 1) *
           operands.tile_bytes +
-      rank * kSegments * operands.segment_bytes;
+      part.rank * (kMatmulSegments / kSplit) * operands.segment_bytes;
   int32_t asked_slice = first, asked_end = min(first + segment_slices, last), asked_slot = 0;
   uint64_t read_once;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
@@ -221,7 +217,7 @@ __global__ void __launch_bounds__(kBatchThreads, (Rings<kType, kPanels>::kReside
       }
     }
   };
-  FinishBatchTile<R, kSplit>(args, first_row, first, last, dynamic, x_at, multiply);
+  FinishBatchTile<R, kSplit>(args, first_row, part, dynamic, x_at, multiply);
 #endif
 }
 

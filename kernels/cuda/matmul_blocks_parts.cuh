@@ -1,4 +1,4 @@
-// What products of quantised weights share: few rows (matmul_blocks.cu) and a batch's (matmul_blocks_batch.cu); no one else
+// Shared by products of quantised weights: few rows (matmul_blocks.cu) and a batch's (matmul_blocks_batch.cu); no one else
 // includes it.
 #ifndef WINNOW_KERNELS_CUDA_MATMUL_BLOCKS_PARTS_CUH_
 #define WINNOW_KERNELS_CUDA_MATMUL_BLOCKS_PARTS_CUH_
