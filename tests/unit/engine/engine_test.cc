@@ -95,7 +95,7 @@ TEST_F(EngineTest, ALargeStepIsForPromptsThatNobodyWaitsBehind) {
   // The first decodes from its first step on, and takes one of the eight.
   Make(options);
   Client first, second;
-  Submit(MakeRequest(1, Prompt(4, 1), 30), first);
+  Submit(MakeRequest(2, Prompt(4, 1), 30), first);
   ASSERT_TRUE(engine_->Step());
   Submit(request, second);
   StepUntilIdle(*engine_);
