@@ -39,21 +39,27 @@ SampleStatus StatusOf(const LogitFacts& facts) {
   return facts.max == -kInfinity ? SampleStatus::kNothing : SampleStatus::kOk;
 }
 
-// The tokens of logits that are at least `bound`, in order of ids.
-void Collect(std::span<const float> logits, std::span<const float> strips, float bound,
-             std::vector<int32_t>& tokens) {
-  tokens.resize(logits.size());
-  int32_t* out = tokens.data();
+// Calls f(token) for all tokens of the strips in which some logit is at least `bound`, in order of ids.
+template <typename F>
+void InStripsFrom(float bound, std::span<const float> logits, std::span<const float> strips, F f) {
   for (size_t strip = 0; strip < strips.size(); ++strip) {
     if (strips[strip] < bound) continue;
     const auto first = static_cast<int32_t>(strip * kStrip);
     const auto last =
         std::min(first + static_cast<int32_t>(kStrip), static_cast<int32_t>(logits.size()));
-    for (int32_t token = first; token < last; ++token) {
-      *out = token;
-      out += logits[token] >= bound ? 1 : 0;
-    }
+    for (int32_t token = first; token < last; ++token) f(token);
   }
+}
+
+// The tokens of logits that are at least `bound`, in order of ids.
+void Collect(std::span<const float> logits, std::span<const float> strips, float bound,
+             std::vector<int32_t>& tokens) {
+  tokens.resize(logits.size());
+  int32_t* out = tokens.data();
+  InStripsFrom(bound, logits, strips, [&](int32_t token) {
+    *out = token;
+    out += logits[token] >= bound ? 1 : 0;
+  });
   tokens.resize(out - tokens.data());
 }
 
@@ -141,18 +147,10 @@ void CutTopP(std::span<const float> logits, double enough, std::vector<int32_t>&
 
 // The place of `token` in the order of likelihood: 1 is the likeliest, and of equals the lowest id comes first.
 int32_t RankOf(std::span<const float> logits, std::span<const float> strips, int32_t token) {
-  const float own = logits[token];
+  const auto before = Before(logits);
   int32_t rank = 1;
-  for (size_t strip = 0; strip < strips.size(); ++strip) {
-    if (strips[strip] < own) continue;
-    const auto first = static_cast<int32_t>(strip * kStrip);
-    const auto last =
-        std::min(first + static_cast<int32_t>(kStrip), static_cast<int32_t>(logits.size()));
-    for (int32_t i = first; i < last; ++i) {
-      rank += static_cast<int32_t>(logits[i] > own) +
-              static_cast<int32_t>(logits[i] == own && i < token);
-    }
-  }
+  InStripsFrom(logits[token], logits, strips,
+               [&](int32_t other) { rank += before(other, token) ? 1 : 0; });
   return rank;
 }
 
