@@ -476,11 +476,8 @@ PlanInput Engine::View(TimePoint now) {
          .yields = paused.has_value() && now - *paused >= options_.pause_grace,
          .fetches = IsFetching(*sequence) || sequence->awaits_room || sequence->rests_until > now});
   }
-  const bool decodes = std::ranges::any_of(views_, [](const SequenceView& view) {
-    return view.phase == Phase::kRunning && !view.paused && !view.fetches &&
-           (view.verifies || view.known_tokens - view.computed_tokens == 1);
-  });
-  return {.step_tokens = decodes ? options_.step_tokens : MostStepTokens(),
+  return {.step_tokens = options_.step_tokens,
+          .prompt_step_tokens = MostStepTokens(),
           .step_logits = model_.max_batch_logits(),
           .max_running = options_.max_running,
           .block_tokens = model_.block_tokens(),

@@ -68,16 +68,17 @@ void Scheduler::PlanDecodes() {
     decodes += Decodes(i);
   }
   // Beyond a token for each that decodes, and a row of logits for each that may run: any prompt may end.
-  int32_t spare =
-      std::min(input_->step_tokens - decodes, input_->step_logits - input_->max_running);
+  budget_ =
+      decodes > 0 ? input_->step_tokens : std::max(input_->step_tokens, input_->prompt_step_tokens);
+  int32_t spare = std::min(budget_ - decodes, input_->step_logits - input_->max_running);
   for (int32_t i = 0; i < count; ++i) {
     if (!MayStep(i)) continue;
     const bool decode = Decodes(i);
     if (!decode && i != oldest) continue;
     // The oldest may be inside its prompt: its blocks are secured here too, whatever its share of
     // the tokens will be.
-    int32_t tokens = decode ? std::min(Pending(i), 1 + spare)
-                            : std::min(Pending(i), input_->step_tokens - decodes);
+    int32_t tokens =
+        decode ? std::min(Pending(i), 1 + spare) : std::min(Pending(i), budget_ - decodes);
     if (decode && free_ < NeededBlocks(i, tokens)) tokens = 1;
     const int32_t blocks = NeededBlocks(i, tokens);
     while (free_ < blocks) {
@@ -189,7 +190,7 @@ bool Scheduler::MakeRoomFor(int32_t index) {
 }
 
 void Scheduler::PlanPrompts() {
-  int32_t left = input_->step_tokens;
+  int32_t left = budget_;
   prompts_.clear();
   const auto count = static_cast<int32_t>(states_.size());
   for (int32_t i = 0; i < count; ++i) {

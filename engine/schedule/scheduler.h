@@ -12,7 +12,7 @@
 //      running sequence to grow into: first those preempted, in order of admission; then those that
 //      wait, the tenant that was served least first, each tenant's in order of arrival. Who does
 //      not fit is waited for, not overtaken, or large prompts would starve.
-//   3. Prompts share what is left of the token budget: half goes to the oldest, so that the longest
+//   3. Prompts share what is left of the token budget, which may be larger where nobody decodes: half goes to the oldest, so that the longest
 //      prompt ends; the other half to those that are nearest to their end, so that a short prompt
 //      does not wait for a long one.
 #ifndef WINNOW_ENGINE_SCHEDULE_SCHEDULER_H_
@@ -41,8 +41,9 @@ struct SequenceView {
 };
 
 struct PlanInput {
-  int32_t step_tokens = 0;  // budget. REQUIRES: >= max_running
-  int32_t step_logits = 0;  // rows of logits. REQUIRES: >= max_running
+  int32_t step_tokens = 0;         // budget. REQUIRES: >= max_running
+  int32_t prompt_step_tokens = 0;  // the same where nobody decodes, if it is more
+  int32_t step_logits = 0;         // rows of logits. REQUIRES: >= max_running
   int32_t max_running = 0;
   int32_t block_tokens = 0;
   int32_t free_blocks = 0;
@@ -103,6 +104,7 @@ class Scheduler {
   std::vector<double> served_;
   std::vector<int32_t> prompts_;
   std::vector<bool> tenant_seen_;
+  int32_t budget_ = 0;  // tokens of the step
   int32_t free_ = 0;
   int32_t num_running_ = 0;
   int32_t num_active_ = 0;

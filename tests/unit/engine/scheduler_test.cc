@@ -16,6 +16,7 @@ constexpr int32_t kBlockTokens = 4;
 // A pool and sequences for Plan, with the numbers that a test does not care about filled in.
 struct Scene {
   int32_t step_tokens = 16;
+  int32_t prompt_step_tokens = 0;
   int32_t step_logits = 0;  // 0: max_running
   int32_t max_running = 8;
   int32_t num_blocks = 100;
@@ -46,6 +47,7 @@ struct Scene {
   StepPlan Plan() const {
     Scheduler scheduler;
     return scheduler.Plan({.step_tokens = step_tokens,
+                           .prompt_step_tokens = prompt_step_tokens,
                            .step_logits = step_logits > 0 ? step_logits : max_running,
                            .max_running = max_running,
                            .block_tokens = kBlockTokens,
@@ -117,6 +119,22 @@ TEST(SchedulerTest, DecodesComeBeforePrompts) {
   const StepPlan plan = scene.Plan();
   for (int32_t i = 1; i <= 5; ++i) EXPECT_EQ(TokensOf(plan, i), 1);
   EXPECT_EQ(TokensOf(plan, 0), 3);
+}
+
+TEST(SchedulerTest, TheLargerBudgetIsForStepsInWhichNobodyDecodes) {
+  Scene scene{.step_tokens = 8, .prompt_step_tokens = 30};
+  scene.Running(100, 20);
+  scene.Waiting(100);
+  EXPECT_EQ(TotalTokens(scene.Plan()), 30);
+  scene.Running(10, 9, /*paused=*/true);  // it decodes another time
+  EXPECT_EQ(TotalTokens(scene.Plan()), 30);
+  scene.sequences.back().paused = false;
+  EXPECT_EQ(TotalTokens(scene.Plan()), 8);
+  scene.sequences.back().fetches = true;
+  EXPECT_EQ(TotalTokens(scene.Plan()), 30);
+  scene.sequences.back() = scene.sequences.front();
+  scene.sequences.back().verifies = true;
+  EXPECT_EQ(TotalTokens(scene.Plan()), 8);
 }
 
 TEST(SchedulerTest, AShortPromptPassesALongOneWhichKeepsHalf) {
