@@ -89,10 +89,19 @@ struct Shared {
   const engine::Clock* clock = nullptr;
   std::atomic<bool> draining = false;
   std::atomic<size_t> receiving_bytes = 0;
-  std::atomic<int64_t> connections = 0;
+  std::atomic<int64_t> connections = 0;  // never more than may be
   std::atomic<uint64_t> accepted = 0, refused = 0, evicted = 0, timed_out = 0, accept_errors = 0;
 
   std::unique_ptr<TlsFiles> tls;  // null: plaintext
+
+  // Counts one more connection, unless there are as many as may be.
+  bool TakePlace() {
+    int64_t now = connections;
+    while (now < static_cast<int64_t>(options.max_connections)) {
+      if (connections.compare_exchange_weak(now, now + 1)) return true;
+    }
+    return false;
+  }
 };
 
 class Connection;
@@ -131,6 +140,7 @@ class Signal {
 // away is noticed at once; Serve parses, has the request answered and writes.
 class Connection final : public std::enable_shared_from_this<Connection> {
  public:
+  // With a place that was taken for it.
   Connection(IoThread& io, const std::shared_ptr<IoThread>& owner, tcp::socket socket)
       : io_(io),
         owner_(owner),
@@ -139,12 +149,10 @@ class Connection final : public std::enable_shared_from_this<Connection> {
         news_(io.context),
         room_(io.context),
         in_list_(io_.connections.insert(io_.connections.end(), this)),
-        in_idle_(io_.idle.end()) {
-    ++shared_.connections;
-  }
+        in_idle_(io_.idle.end()) {}
   ~Connection() {
     io_.connections.erase(in_list_);
-    --shared_.connections;
+    if (has_place_) --shared_.connections;
   }
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -154,9 +162,11 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void Check(engine::TimePoint now);
   // Ends both coroutines soon.
   void Abort();
-  // The same for one that waits for a request, which counts as idle no more.
+  // The same for one that waits for a request. It counts as idle no more, and its place is whose it
+  // makes room for at once: a burst of connections comes before its coroutines have ended.
   void Evict() {
     SetIdle(false);
+    has_place_ = false;
     Abort();
   }
   void Notify() { news_.Notify(); }
@@ -190,6 +200,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   std::unique_ptr<asio::ssl::stream<tcp::socket&>> tls_;
   std::string certificate_name_;
   std::string in_;         // received and not yet parsed
+  bool has_place_ = true;  // among those that `Shared` counts
   bool in_ended_ = false;  // nothing more comes
   bool discard_ = false;   // what comes is of no interest any more
   Signal news_;            // for Serve: bytes, the end of them, or the exchange's waker
@@ -526,7 +537,7 @@ void StartConnection(const std::shared_ptr<IoThread>& io, tcp::socket socket, bo
   if (io->stopping) return;
   Shared& shared = io->shared;
   ++shared.accepted;
-  if (crowded || shared.connections >= static_cast<int64_t>(shared.options.max_connections)) {
+  if (crowded || !shared.TakePlace()) {
     if (io->idle.empty()) {
       ++shared.refused;
       static constexpr std::string_view kBusy =

@@ -397,6 +397,28 @@ TEST_F(HttpServerTest, IdleConnectionsMakeRoomAndBusyOnesDoNot) {
   EXPECT_THAT(after.ReadUntil("served"), StartsWith("HTTP/1.1 200"));
 }
 
+// A burst of them is taken before the first that had to make room has ended.
+TEST_F(HttpServerTest, NeverHoldsMoreConnectionsThanItMay) {
+  options_.max_connections = 8;
+  options_.threads = 3;
+  Start();
+  std::atomic<bool> done = false;
+  std::thread opens([&] {
+    std::vector<std::unique_ptr<Socket>> idle;
+    for (int i = 0; i < 600; ++i) idle.push_back(std::make_unique<Socket>(port()));
+    EXPECT_TRUE(Eventually([&] { return server_->stats().accepted == 600; }));
+    done = true;
+    EXPECT_TRUE(Eventually([&] { return server_->stats().connections == 8; }))
+        << "who made room gave away one place, and one only";
+  });
+  int64_t most = 0;
+  while (!done) most = std::max(most, server_->stats().connections);
+  opens.join();
+  EXPECT_LE(most, 8);
+  EXPECT_EQ(server_->stats().evicted + server_->stats().refused, 600 - 8);
+  EXPECT_TRUE(Eventually([&] { return server_->stats().connections == 0; })) << "and all come back";
+}
+
 TEST_F(HttpServerTest, BodiesOfAllConnectionsHaveABoundTogether) {
   options_.max_receiving_bytes = 12000;
   Start();
