@@ -69,7 +69,8 @@ constexpr char kBringing[] = "KV from the host";
 HostKv::HostKv(CudaBackend& backend, const SharedKvShape& shape)
     : backend_(backend),
       shape_(shape),
-      staging_(shape.layout.block_tokens, StagingBlocks(shape), shape.num_pools) {}
+      staging_(shape.layout.block_tokens, StagingBlocks(shape), shape.num_pools,
+               shape.num_blocks) {}
 
 HostKv::~HostKv() {
   // Nothing that still runs may read what goes now.
@@ -297,6 +298,9 @@ class CudaBackend::AttendStreams final : public StagingStreams {
            backend_.Good(cudaEventRecord(kv_.brought_, ahead), kBringing);
   }
   bool Attend(std::span<const AttentionChunk> chunks, int area) override {
+    for (const AttentionChunk& chunk : chunks) {
+      backend_.tables_.erase(chunk.block_table.data());  // others lay there before
+    }
     backend_.AttendDevice(q_, chunks, kv_.area(area), layout_, scale_, out_);
     return !backend_.failed();
   }

@@ -1,30 +1,31 @@
 #include "kernels/cuda/staging.h"
 
 #include <algorithm>
-#include <numeric>
+#include <utility>
 
 #include "kernels/check.h"
 
 namespace winnow::kernels::cuda {
 
-Staging::Staging(int32_t block_tokens, int32_t room, int32_t num_pools)
-    : block_tokens_(block_tokens), num_pools_(num_pools), identity_(room) {
-  std::iota(identity_.begin(), identity_.end(), 0);
-}
+Staging::Staging(int32_t block_tokens, int32_t room, int32_t num_pools, int32_t num_blocks)
+    : block_tokens_(block_tokens),
+      num_pools_(num_pools),
+      room_(static_cast<size_t>(room)),
+      places_(static_cast<size_t>(num_blocks)) {}
 
 bool Staging::Attend(StagingStreams& streams, int32_t pool,
                      std::span<const AttentionChunk> chunks) {
   for (size_t first = 0; first < chunks.size();) {
     PlanArea(chunks, first, /*old_only=*/false, blocks_);
-    attended_.swap(staged_);
-    first += attended_.size();
+    std::swap(attended_, planned_);
+    first += attended_.chunks.size();
     // What is on its way to this area may be for another call than this one.
     area_ = 1 - area_;
     if (!streams.WaitForAhead()) return false;
     PlanMoves(blocks_, ahead_pool_ == pool ? ahead_blocks_ : std::span<const int32_t>());
     if (!moves_.empty() && !streams.Bring(pool, moves_, area_)) return false;
     if (!BringAhead(streams, pool, chunks, first)) return false;
-    if (!streams.Attend(attended_, area_)) return false;
+    if (!streams.Attend(attended_.chunks, area_)) return false;
   }
   return true;
 }
@@ -58,22 +59,39 @@ void Staging::Written(int32_t pool, std::span<const AttentionChunk> chunks) {
 
 void Staging::PlanArea(std::span<const AttentionChunk> chunks, size_t first, bool old_only,
                        std::vector<int32_t>& blocks) {
-  const auto room = static_cast<int32_t>(identity_.size());
-  blocks.clear();
-  staged_.clear();
-  for (size_t i = first; i < chunks.size(); ++i) {
-    AttentionChunk chunk = chunks[i];
+  const auto blocks_of = [this](const AttentionChunk& chunk) {
     const int64_t seen = int64_t{chunk.position} + chunk.num_tokens;
-    const auto count = static_cast<int32_t>((seen + block_tokens_ - 1) / block_tokens_);
-    const auto taken = static_cast<int32_t>(blocks.size());
-    WINNOW_CHECK(count <= room);
-    if (taken + count > room) break;
-    const int32_t old = old_only ? chunk.position / block_tokens_ : count;
-    for (int32_t block = 0; block < count; ++block) {
-      blocks.push_back(block < old ? chunk.block_table[block] : -1);
+    return static_cast<size_t>((seen + block_tokens_ - 1) / block_tokens_);
+  };
+  blocks.clear();
+  planned_.chunks.clear();
+  ++plan_;
+  size_t entries = 0;
+  for (const AttentionChunk& chunk : chunks.subspan(first)) entries += blocks_of(chunk);
+  planned_.tables.resize(entries);  // no table moves any more
+  size_t next_table = 0;
+  for (AttentionChunk chunk : chunks.subspan(first)) {
+    const size_t count = blocks_of(chunk), taken = blocks.size();
+    const auto old = static_cast<size_t>(chunk.position / block_tokens_);
+    const std::span<int32_t> table = std::span(planned_.tables).subspan(next_table, count);
+    WINNOW_CHECK(count <= room_);
+    for (size_t i = 0; i < count; ++i) {
+      const int32_t block = chunk.block_table[i];
+      Place& place = places_[static_cast<size_t>(block)];
+      if (place.plan != plan_) {
+        place = {plan_, static_cast<int32_t>(blocks.size())};
+        blocks.push_back(block);
+      }
+      if (old_only && i >= old) blocks[static_cast<size_t>(place.in_area)] = -1;
+      table[i] = place.in_area;
     }
-    chunk.block_table = std::span(identity_).subspan(taken, count);
-    staged_.push_back(chunk);
+    if (blocks.size() > room_) {
+      blocks.resize(taken);
+      break;
+    }
+    next_table += count;
+    chunk.block_table = table;
+    planned_.chunks.push_back(chunk);
   }
 }
 

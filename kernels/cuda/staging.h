@@ -2,6 +2,7 @@
 // staging areas of the device, and when. While attention reads one area, the other is filled on a second
 // stream with what the next call is expected to want: the chunks that the area had no room for, or, after
 // the last of a layer, the same chunks in the next layer, as far as they are not written there first.
+// A block that several chunks see comes once for all of them, and takes one place.
 //
 // Plans and orders, and touches no device: what it asks of one is StagingStreams, so that tests can run it
 // on streams of their own, in any order that streams allow.
@@ -33,14 +34,15 @@ class StagingStreams {
   // The same on the second stream, which first waits for all that the main one was asked for so far.
   [[nodiscard]] virtual bool BringAhead(int32_t pool, std::span<const BlockMove> moves,
                                         int area) = 0;
-  // Attention on the main stream over `chunks`, whose tables are of the area's places.
+  // Attention on the main stream over `chunks`, whose tables are of the area's places. Another call may bring
+  // other tables at the same addresses.
   [[nodiscard]] virtual bool Attend(std::span<const AttentionChunk> chunks, int area) = 0;
 };
 
 class Staging {
  public:
-  // An area holds `room` blocks.
-  Staging(int32_t block_tokens, int32_t room, int32_t num_pools);
+  // An area holds `room` blocks; a pool has `num_blocks`.
+  Staging(int32_t block_tokens, int32_t room, int32_t num_pools, int32_t num_blocks);
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
@@ -57,8 +59,19 @@ class Staging {
  private:
   static constexpr int32_t kNobody = -1;
 
-  // Chunks from `first` on that an area holds together: their blocks in turn in `blocks`, and they with
-  // tables of the area's places in staged_. With `old_only`, -1 stands for blocks that the chunks write.
+  // Chunks that an area holds together.
+  struct Together {
+    std::vector<AttentionChunk> chunks;  // with tables of the area's places, which lie in
+    std::vector<int32_t> tables;
+  };
+  // Of a block, in the last plan that has it.
+  struct Place {
+    uint64_t plan = 0;
+    int32_t in_area = 0;
+  };
+
+  // Chunks from `first` on that an area holds together: the blocks of its places in `blocks`, and they in
+  // planned_. With `old_only`, -1 stands for blocks that the chunks write.
   void PlanArea(std::span<const AttentionChunk> chunks, size_t first, bool old_only,
                 std::vector<int32_t>& blocks);
   // moves_: blocks[i] to place i, but for -1 and what is there.
@@ -67,15 +80,17 @@ class Staging {
                   size_t next);
 
   const int32_t block_tokens_, num_pools_;
-  std::vector<int32_t> identity_;  // [room] tables of blocks of an area: 0, 1, 2, ...
-  int area_ = 0;                   // of the last attention
+  const size_t room_;
+  int area_ = 0;  // of the last attention
   // What was brought to the other one for a call to come.
   int32_t ahead_pool_ = kNobody;
   std::vector<int32_t> ahead_blocks_;  // by place in the area; -1: nothing
   // Of a call; kept for their memory.
   std::vector<int32_t> blocks_, written_;
   std::vector<BlockMove> moves_;
-  std::vector<AttentionChunk> staged_, attended_;
+  Together planned_, attended_;
+  std::vector<Place> places_;  // [num_blocks]
+  uint64_t plan_ = 0;          // how many there were
 };
 
 }  // namespace winnow::kernels::cuda

@@ -146,7 +146,7 @@ TEST_F(StagingTest, AttentionFindsWhatWasWrittenInAnyOrderOfTwoStreams) {
     const bool waits = random_.Int(0, 1) == 0;  // between passes, as the backend does
     const bool leaves_out = random_.Int(0, 1) == 0;
     TwoStreams streams(random_, num_pools, num_blocks, room);
-    Staging staging(kBlockTokens, room, num_pools);
+    Staging staging(kBlockTokens, room, num_pools, num_blocks);
     std::vector<int32_t> blocks(num_blocks);
     std::iota(blocks.begin(), blocks.end(), 0);
     random_.Shuffle(blocks);
@@ -155,9 +155,12 @@ TEST_F(StagingTest, AttentionFindsWhatWasWrittenInAnyOrderOfTwoStreams) {
     for (int32_t s = 0; s < count; ++s) {
       tables[s].assign(blocks.begin() + s * room, blocks.begin() + (s + 1) * room);
     }
-    if (count > 1) {  // the last begins with what is another's
-      tables[count - 1][0] = tables[0][0];
-      lengths[count - 1] = kBlockTokens;
+    // The later half begin with what is the first one's.
+    const auto shared = static_cast<int32_t>(random_.Int(1, room - 1));
+    const auto begins_at = [&](int32_t s) { return 2 * s > count ? shared * kBlockTokens : 0; };
+    for (int32_t s = 0; s < count; ++s) {
+      lengths[s] = begins_at(s);
+      if (lengths[s] > 0) std::copy_n(tables[0].begin(), shared, tables[s].begin());
     }
     for (int pass = 0; pass < 12; ++pass) {
       std::vector<AttentionChunk> chunks;
@@ -166,7 +169,7 @@ TEST_F(StagingTest, AttentionFindsWhatWasWrittenInAnyOrderOfTwoStreams) {
         if (random_.Int(0, 5) == 0) continue;
         const auto most = std::min<int64_t>(room * kBlockTokens - lengths[s], 60);
         if (most <= 0 || random_.Int(0, 15) == 0) {
-          lengths[s] = count > 1 && s + 1 == count ? kBlockTokens : 0;  // others come
+          lengths[s] = begins_at(s);  // others come
           continue;
         }
         const auto tokens = random_.Int(0, 2) == 0 ? random_.Int(1, most) : int64_t{1};
@@ -221,7 +224,7 @@ TEST_F(StagingTest, AttentionFindsWhatWasWrittenInAnyOrderOfTwoStreams) {
 TEST_F(StagingTest, OldBlocksAreBroughtAheadAndOnce) {
   const int32_t num_pools = 4, room = 8;
   TwoStreams streams(random_, num_pools, 2 * room, 2 * room);
-  Staging staging(kBlockTokens, 2 * room, num_pools);
+  Staging staging(kBlockTokens, 2 * room, num_pools, 2 * room);
   std::vector<int32_t> tables[2];
   for (int s = 0; s < 2; ++s) {
     tables[s].resize(room);
@@ -247,7 +250,7 @@ TEST_F(StagingTest, OldBlocksAreBroughtAheadAndOnce) {
 TEST_F(StagingTest, WhatAnAreaHasNoRoomForIsBroughtMeanwhile) {
   const int32_t room = 8, position = 5 * kBlockTokens + 3;
   TwoStreams streams(random_, 2, 2 * room, room);
-  Staging staging(kBlockTokens, room, 2);
+  Staging staging(kBlockTokens, room, 2, 2 * room);
   std::vector<int32_t> tables[2];
   for (int s = 0; s < 2; ++s) {
     tables[s].resize(room);
@@ -264,6 +267,34 @@ TEST_F(StagingTest, WhatAnAreaHasNoRoomForIsBroughtMeanwhile) {
   ASSERT_TRUE(staging.Attend(streams, 1, chunks));
   EXPECT_EQ(streams.brought(), 6 + 1);
   EXPECT_EQ(streams.brought_ahead(), 6 + 5 + 6);
+  ASSERT_NO_FATAL_FAILURE(streams.Run(/*all=*/true));
+  EXPECT_EQ(streams.mistakes(), 0);
+}
+
+// Three sequences on one document, which alone fills most of an area.
+TEST_F(StagingTest, ABlockThatSeveralSeeComesOnce) {
+  const int32_t num_pools = 3, room = 8, shared = 5;
+  TwoStreams streams(random_, num_pools, 3 * room, room);
+  Staging staging(kBlockTokens, room, num_pools, 3 * room);
+  std::vector<int32_t> tables[3];
+  for (int s = 0; s < 3; ++s) {
+    tables[s].resize(room);
+    std::iota(tables[s].begin(), tables[s].end(), s * room);
+    std::copy_n(tables[0].begin(), shared, tables[s].begin());
+  }
+  const int32_t position = shared * kBlockTokens + 3;
+  std::vector<AttentionChunk> chunks;
+  for (int32_t s = 0; s < 3; ++s) chunks.push_back({s, 1, position, tables[s]});
+  for (int32_t pool = 0; pool < num_pools; ++pool) {
+    staging.Written(pool, chunks);
+    for (const AttentionChunk& chunk : chunks) streams.Write(pool, chunk.block_table[shared]);
+    streams.Expect(pool, chunks);
+    ASSERT_TRUE(staging.Attend(streams, pool, chunks));
+    EXPECT_EQ(streams.attended(), 3u);
+    EXPECT_EQ(streams.aheads(), std::min(pool + 1, num_pools - 1)) << "one area holds all three";
+    EXPECT_EQ(streams.brought_ahead(), shared * std::min(pool + 1, num_pools - 1));
+    EXPECT_EQ(streams.brought(), shared + 3 * (pool + 1));
+  }
   ASSERT_NO_FATAL_FAILURE(streams.Run(/*all=*/true));
   EXPECT_EQ(streams.mistakes(), 0);
 }
@@ -288,12 +319,12 @@ TEST_F(StagingTest, AFailureEndsTheCall) {
   std::vector<int32_t> table = {0, 1};
   const std::vector<AttentionChunk> chunks = {{0, 1, kBlockTokens, table}};
   for (int calls = 0; calls < 4; ++calls) {
-    Staging staging(kBlockTokens, 2, 2);
+    Staging staging(kBlockTokens, 2, 2, 2);
     Failing streams(calls);
     EXPECT_FALSE(staging.Attend(streams, 0, chunks)) << calls;
     EXPECT_EQ(streams.left_, -1);
   }
-  Staging staging(kBlockTokens, 2, 2);
+  Staging staging(kBlockTokens, 2, 2, 2);
   Failing streams(4);
   EXPECT_TRUE(staging.Attend(streams, 0, chunks));
 }
