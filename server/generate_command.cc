@@ -31,7 +31,7 @@ struct Flags {
   bool raw = false;
   std::optional<float> temperature, top_p, min_p, repetition_penalty, presence_penalty,
       frequency_penalty;
-  std::optional<int32_t> top_k, max_tokens, min_tokens, n, top_logprobs;
+  std::optional<int32_t> top_k, max_tokens, min_tokens, n, top_logprobs, prompt_logprobs;
   std::optional<uint64_t> seed;
   std::vector<std::string> logit_bias, stop;
   std::vector<int32_t> stop_ids;
@@ -146,6 +146,9 @@ absl::StatusOr<v1::GenerateRequest> MakeRequest(const Flags& flags) {
   if (flags.top_logprobs && !flags.json) {
     return absl::InvalidArgumentError("--top-logprobs: only --json prints them");
   }
+  if (flags.prompt_logprobs && !flags.json) {
+    return absl::InvalidArgumentError("--prompt-logprobs: only --json prints them");
+  }
   v1::SamplingOptions& sampling = *request.mutable_sampling();
   if (flags.temperature) sampling.set_temperature(*flags.temperature);
   if (flags.top_k) sampling.set_top_k(*flags.top_k);
@@ -167,6 +170,7 @@ absl::StatusOr<v1::GenerateRequest> MakeRequest(const Flags& flags) {
   stopping.set_include_stop(flags.include_stop);
   if (flags.n) request.set_n(*flags.n);
   if (flags.top_logprobs) request.set_top_logprobs(*flags.top_logprobs);
+  if (flags.prompt_logprobs) request.set_prompt_logprobs(*flags.prompt_logprobs);
   request.set_policy(flags.policy);
   request.set_exactness(flags.exactness);
   request.set_show_special_tokens(flags.show_special);
@@ -243,20 +247,32 @@ std::string_view ReasonName(v1::FinishReason reason) {
   }
 }
 
+OrderedJson TopJson(const google::protobuf::RepeatedPtrField<v1::TokenLogprob>& top) {
+  OrderedJson out = OrderedJson::array();
+  for (const v1::TokenLogprob& likely : top) {
+    out.push_back({{"id", likely.id()}, {"logprob", likely.logprob()}, {"text", likely.text()}});
+  }
+  return out;
+}
+
 // One choice as --json prints it, put together from its messages.
 class ChoiceJson {
  public:
   void Add(const v1::GenerateResponse& message, bool logprobs) {
     text_ += message.text();
+    for (const v1::PromptToken& token : message.prompt_tokens()) {
+      OrderedJson out = {{"id", token.id()}};
+      if (token.has_logprob()) {
+        out.update({{"logprob", token.logprob()}, {"rank", token.rank()}});
+        out["top"] = TopJson(token.top());
+      }
+      prompt_.push_back(std::move(out));
+    }
     for (const v1::Token& token : message.tokens()) {
       ids_.push_back(token.id());
       if (!logprobs) continue;
-      OrderedJson top = OrderedJson::array();
-      for (const v1::TokenLogprob& likely : token.top()) {
-        top.push_back(
-            {{"id", likely.id()}, {"logprob", likely.logprob()}, {"text", likely.text()}});
-      }
-      logprobs_.push_back({{"id", token.id()}, {"logprob", token.logprob()}, {"top", top}});
+      logprobs_.push_back(
+          {{"id", token.id()}, {"logprob", token.logprob()}, {"top", TopJson(token.top())}});
     }
     if (message.has_finish()) finish_ = message.finish();
   }
@@ -267,6 +283,7 @@ class ChoiceJson {
     if (finish_.has_stop_token_id()) out["stop_token_id"] = finish_.stop_token_id();
     out["token_ids"] = ids_;
     if (logprobs) out["logprobs"] = logprobs_;
+    if (!prompt_.empty()) out["prompt_logprobs"] = prompt_;
     out["usage"] = UsageJson(finish_.usage());
     return out;
   }
@@ -274,7 +291,7 @@ class ChoiceJson {
  private:
   std::string text_;
   std::vector<int32_t> ids_;
-  OrderedJson logprobs_ = OrderedJson::array();
+  OrderedJson logprobs_ = OrderedJson::array(), prompt_ = OrderedJson::array();
   v1::Finish finish_;
 };
 
@@ -382,6 +399,8 @@ void AddGenerateCommand(CLI::App& app, int* exit_code) {
   command->add_flag("--show-special", flags->show_special, "print control tokens");
   command->add_option("--top-logprobs", flags->top_logprobs,
                       "with --json: log-probabilities, with this many of the likeliest tokens");
+  command->add_option("--prompt-logprobs", flags->prompt_logprobs,
+                      "with --json: the same of the prompt's tokens, with their ranks");
   command->add_option("--policy", flags->policy,
                       "attention policy, as dense or quest:k=2%; empty: the server's");
   command->add_option(
@@ -395,7 +414,7 @@ void AddGenerateCommand(CLI::App& app, int* exit_code) {
   for (const char* name :
        {"--prompt", "--prompt-file", "--chat-file", "--tokens", "--temperature", "--top-k",
         "--top-p", "--min-p", "--repetition-penalty", "--presence-penalty", "--frequency-penalty",
-        "--seed", "--n", "--max-tokens", "--min-tokens", "--top-logprobs"}) {
+        "--seed", "--n", "--max-tokens", "--min-tokens", "--top-logprobs", "--prompt-logprobs"}) {
     command->get_option(name)->check([](const std::string& text) {
       return std::string(text.empty() ? "must not be empty" : "");
     });

@@ -74,6 +74,24 @@ class Answers(unittest.TestCase):
         texts = {json.loads(r.stdout)["text"] for r in (one, two, three, four)}
         self.assertEqual(len(texts), 1)
 
+    def test_a_prompt_s_scores_are_those_that_its_tokens_had_when_they_were_drawn(self):
+        api = Api(self.server.address)
+        ids = list(api.tokenize(inference.TokenizeRequest(text=inference.TextPrompt(text="A story"))).ids)
+        ask = ["--max-tokens", 6, "--ignore-eos", "--json"]
+        of = lambda tokens, *flags: json.loads(self.generate("--tokens", ",".join(map(str, tokens)), *ask, *flags).stdout)
+        drawn = of(ids, "--top-logprobs", 2)
+        self.assertNotIn("prompt_logprobs", drawn)
+        scored = of(ids + drawn["token_ids"], "--prompt-logprobs", 2)
+        self.assertNotIn("logprobs", scored)
+        scores = scored["prompt_logprobs"]
+        self.assertEqual([score["id"] for score in scores], ids + drawn["token_ids"])
+        self.assertEqual(scores[0], {"id": ids[0]})
+        self.assertEqual(scores[len(ids):], [{"id": token["id"], "logprob": token["logprob"], "rank": 1, "top": token["top"]}
+                                             for token in drawn["logprobs"]])
+        both = of(ids, "--prompt-logprobs", 0, "--n", 2)["choices"]
+        self.assertEqual([score.get("top") for score in both[0]["prompt_logprobs"]], [None] + [[]] * (len(ids) - 1))
+        self.assertNotIn("prompt_logprobs", both[1])
+
     def test_chat_file_takes_a_list_and_an_object(self):
         messages = [{"role": "user", "content": "What is the code?"}]
         with temporary_directory() as directory:
@@ -123,7 +141,7 @@ class Answers(unittest.TestCase):
         self.assertEqual(self.generate("--prompt-file", "/tmp").returncode, 2)
         self.assertEqual(self.generate("--prompt", "x", "--timeout", "soon").returncode, 2)
         for flags in (["--prompt", ""], ["--prompt", "x", "--seed", ""], ["--prompt", "x", "--max-tokens", ""],
-                      ["--prompt", "x", "--top-logprobs", 2]):
+                      ["--prompt", "x", "--top-logprobs", 2], ["--prompt", "x", "--prompt-logprobs", 2]):
             result = self.generate(*flags)
             self.assertEqual(result.returncode, 2, (flags, result.stderr))
             self.assertIn(flags[-2] + ":", result.stderr)
