@@ -69,8 +69,8 @@ constexpr char kBringing[] = "KV from the host";
 HostKv::HostKv(CudaBackend& backend, const SharedKvShape& shape)
     : backend_(backend),
       shape_(shape),
-      staging_(shape.layout.block_tokens, StagingBlocks(shape), shape.num_pools,
-               shape.num_blocks) {}
+      staging_(shape.layout.block_tokens, StagingBlocks(shape), shape.num_pools, shape.num_blocks) {
+}
 
 HostKv::~HostKv() {
   // Nothing that still runs may read what goes now.

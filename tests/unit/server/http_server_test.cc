@@ -25,8 +25,7 @@ using ::testing::StartsWith;
 
 constexpr std::chrono::seconds kPatience{120};
 
-bool Eventually(const std::function<bool()>& condition,
-                std::chrono::seconds patience = kPatience) {
+bool Eventually(const std::function<bool()>& condition, std::chrono::seconds patience = kPatience) {
   for (const auto end = std::chrono::steady_clock::now() + patience;
        std::chrono::steady_clock::now() < end;) {
     if (condition()) return true;
