@@ -77,6 +77,7 @@ void Staging::PlanArea(std::span<const AttentionChunk> chunks, size_t first, boo
     WINNOW_CHECK(count <= room_);
     for (size_t i = 0; i < count; ++i) {
       const int32_t block = chunk.block_table[i];
+      WINNOW_CHECK(block >= 0 && static_cast<size_t>(block) < places_.size());
       Place& place = places_[static_cast<size_t>(block)];
       if (place.plan != plan_) {
         place = {plan_, static_cast<int32_t>(blocks.size())};
