@@ -64,7 +64,7 @@ class Staging {
     std::vector<AttentionChunk> chunks;  // with tables of the area's places, which lie in
     std::vector<int32_t> tables;
   };
-  // Of a block, in the last plan that has it.
+  // A block has it in the last plan that has the block.
   struct Place {
     uint64_t plan = 0;
     int32_t in_area = 0;
