@@ -12,9 +12,9 @@
 //      running sequence to grow into: first those preempted, in order of admission; then those that
 //      wait, the tenant that was served least first, each tenant's in order of arrival. Who does
 //      not fit is waited for, not overtaken, or large prompts would starve.
-//   3. Prompts share what is left of the token budget, which may be larger where nobody decodes: half goes to the oldest, so that the longest
-//      prompt ends; the other half to those that are nearest to their end, so that a short prompt
-//      does not wait for a long one.
+//   3. Prompts share what is left of the token budget, which may be larger where nobody decodes: half
+//      goes to the oldest, so that the longest prompt ends; the other half to those that are nearest
+//      to their end, so that a short prompt does not wait for a long one.
 #ifndef WINNOW_ENGINE_SCHEDULE_SCHEDULER_H_
 #define WINNOW_ENGINE_SCHEDULE_SCHEDULER_H_
 

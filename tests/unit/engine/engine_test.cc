@@ -103,6 +103,7 @@ TEST_F(EngineTest, ALargeStepIsForPromptsThatNobodyWaitsBehind) {
   StepUntilIdle(*engine_);
   EXPECT_EQ(first.Read().tokens.size(), 30u);
   EXPECT_EQ(second.Read().tokens, alone.tokens);
+  EXPECT_EQ(model_->num_forwards, 30);
 }
 
 TEST_F(EngineTest, APreemptedRequestHasTheSameTokens) {
