@@ -92,12 +92,6 @@ absl::Status RetrievalAttention::Allocate(int32_t max_context, const RetrievalOp
 }
 
 absl::Status RetrievalAttention::CheckPolicy(const AttentionPolicy& policy) const {
-  if (policy.IsVerified() && memory_.places().shared_kv() != nullptr) {
-    return absl::InvalidArgumentError(fmt::format(
-        "policy '{}', verify: not with KV in host memory on a GPU (--host-bytes), where "
-        "rows of a draft stay in the device's row cache",
-        ToString(policy)));
-  }
   return indexes_->Check(policy);
 }
 
