@@ -63,10 +63,17 @@ void BenchAttention(Bench& bench) {
                        {1, 1 << 20, 0, 128, DType::kI8},
                        {1, 131072, 0, 64},
                        {1, 131072, 0, 64, DType::kI8},
+                       {1, 131072, 5, 128},  // drafts that are verified, of so many tokens less one
+                       {1, 131072, 9, 128},
+                       {1, 131072, 9, 128, DType::kI8},
+                       {1, 131072, 16, 128},
+                       {1, 131072, 33, 128},
+                       {7, 32768, 9, 128},
                        {24, 32768, 0, 128},
                        {24, 32768, 0, 128, DType::kI8}}) {
-    const std::string text =
-        Text("batch %d, n %dK, d %d%s", c.batch, c.n >> 10, c.d, KvText(c.dtype));
+    const int32_t tokens = std::max(c.rows, 1);  // of each sequence
+    std::string text = Text("batch %d, n %dK, d %d%s", c.batch, c.n >> 10, c.d, KvText(c.dtype));
+    if (tokens > 1) text += Text(", %d tokens", tokens);
     if (!bench.WantsShape(text)) continue;
     const KvLayout kv{kKvHeads, c.d, kBlock, c.dtype};
     const Sequences sequences(c.batch, c.n, 0);
@@ -74,16 +81,17 @@ void BenchAttention(Bench& bench) {
     const int copies = Bench::Copies(bytes, 16);
     std::vector<Memory<std::byte>> pools;
     for (int i = 0; i < copies; ++i) pools.push_back(RandomBf16(static_cast<int64_t>(bytes), 1));
-    const auto q = RandomFloats(int64_t{c.batch} * kKvHeads * kGroup * c.d);
-    const int64_t width = int64_t{kKvHeads} * kGroup * c.d;
-    DenseAttentionShape shape{c.batch, 1, c.n, kGroup, kv, DenseWay::kSideBySide};
-    std::vector<DeviceChunk> last;  // token of each sequence
+    const int64_t width = int64_t{kKvHeads} * kGroup * c.d, rows = int64_t{c.batch} * tokens;
+    const auto q = RandomFloats(rows * width);
+    DenseAttentionShape shape{c.batch, tokens, c.n, kGroup, kv, DenseWay::kSideBySide};
+    std::vector<DeviceChunk> last;  // tokens of each sequence
     for (int32_t i = 0; i < c.batch; ++i) {
-      last.push_back({sequences.table.data() + int64_t{i} * sequences.blocks_each, i, 1, c.n - 1});
+      last.push_back({sequences.table.data() + int64_t{i} * sequences.blocks_each, i * tokens,
+                      tokens, c.n - tokens});
     }
     const Memory<DeviceChunk> chunks(last);
     Memory<std::byte> workspace(static_cast<int64_t>(DenseAttentionWorkspaceBytes(shape)));
-    Memory<float> out(c.batch * width);
+    Memory<float> out(rows * width);
     for (const bool portable : {true, false}) {
       shape.portable = portable;
       const double seconds = bench.Seconds(copies, 10, [&](int i, cudaStream_t stream) {
@@ -91,7 +99,7 @@ void BenchAttention(Bench& bench) {
                            width, workspace.data(), stream);
       });
       bench.Report(portable ? "attend: dense, any device" : "attend: dense", text, seconds, bytes,
-                   false, AttendRowsFlops(int64_t{c.batch} * kKvHeads * c.n, kGroup, c.d));
+                   false, AttendRowsFlops(rows * kKvHeads * c.n, kGroup, c.d));
     }
   }
 }

@@ -5,9 +5,8 @@
 // cease between them; of a unit each of its 4 warps scores 16 tokens, all hear of all scores through
 // shared memory and weigh them alike, and each adds up its own channels. On Hopper its units come as
 // tiles of a tensor map.
-// There a block takes up to 64 rows, if there are more than 16 (SplitTilesKernel): a step of 8B's shape at 128K with 5, 9
-// and 33 rows of G 4 took 16.3, 18.6 and 41.6 ms on an H100 when tiles had blocks of their own, and takes 12.9, 15.1 and 35.7
-// (11.5 for one row). What is left is mostly the splits' states: 77 MB of a layer for 9 rows, beside 537 of keys and values.
+// There a block takes up to 64 rows, if there are more than 16 (a draft that is verified): with matrix instructions of a
+// warpgroup for d 64 and 128 (dense_attention_splits_wgmma.cu), with those of a warp for others (SplitTilesKernel).
 //
 // The two must agree to the bit, so everything that rounds is written with the rounding in its name
 // where the compiler could choose (a * b + c), and both weigh a unit by the same function.
@@ -32,10 +31,11 @@
 // Merging: a thread that reads a channel of each split from L2, 32 ahead, took 33 us more of a layer of 128K tokens
 // and 240 of a million, with all shares worked out in turn another 10.
 #include <algorithm>
+#include <type_traits>
 
-#include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/dense_attention.h"
 #include "kernels/cuda/dense_attention_parts.cuh"
+#include "kernels/cuda/dense_attention_splits.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tensor_map.h"
@@ -45,79 +45,8 @@ namespace {
 
 using namespace dense;  // NOLINT(google-build-using-namespace): the parts of this very file
 
-// How a unit's rows, keys and values beside each other, lie in shared memory: so that the eight rows that a matrix load
-// reads 16 bytes of lie in different banks. A lane's address is made once and moved to other tokens and channels.
-//
-// With 16 bytes between them.
-template <int kHeadDim>
-struct PaddedRows {
-  static constexpr int kRowBytes = 4 * kHeadDim + 16;
-  static constexpr uint32_t kUnitBytes = kDenseUnitTokens * kRowBytes;
-  static constexpr uint32_t kTileBytes = 16 * kRowBytes;  // of 16 tokens
-  static constexpr size_t kStageAlignment = 16;
-
-  // Where a lane reads keys and values of a unit, from token 0 and channel 0 on.
-  static __device__ __forceinline__ uint32_t KeysAt(uint32_t unit, int lane) {
-    return unit + (lane % 8 + lane / 16 * 8) * kRowBytes + lane / 8 % 2 * 16;
-  }
-  static __device__ __forceinline__ uint32_t ValuesAt(uint32_t unit, int lane) {
-    return unit + lane % 16 * kRowBytes + kHeadDim * 2 + lane / 16 * 16;
-  }
-  // From channel 16 * i on.
-  static __device__ __forceinline__ uint32_t Channels(uint32_t at, int i) { return at + i * 32; }
-};
-// As a tensor map's tiles of 64 channels (tensor_map.h), keys' first.
-template <int kHeadDim>
-struct SwizzledRows {
-  static constexpr int kTileChannels = kTensorTileRowBytes / 2;
-  static constexpr uint32_t kTensorTileBytes = kDenseUnitTokens * kTensorTileRowBytes;
-  static constexpr int kTensorTiles = 2 * kHeadDim / kTileChannels;
-  static constexpr uint32_t kUnitBytes = kTensorTiles * kTensorTileBytes;
-  static constexpr uint32_t kTileBytes = 16 * kTensorTileRowBytes;
-  static constexpr size_t kStageAlignment = kTensorSwizzleRows * kTensorTileRowBytes;
-
-  static __device__ __forceinline__ uint32_t KeysAt(uint32_t unit, int lane) {
-    return unit + (lane % 8 + lane / 16 * 8) * kTensorTileRowBytes +
-           (lane / 8 % 2 ^ lane % kTensorSwizzleRows) * 16;
-  }
-  static __device__ __forceinline__ uint32_t ValuesAt(uint32_t unit, int lane) {
-    return unit + kUnitBytes / 2 + lane % 16 * kTensorTileRowBytes +
-           (lane / 16 ^ lane % kTensorSwizzleRows) * 16;
-  }
-  static __device__ __forceinline__ uint32_t Channels(uint32_t at, int i) {
-    return (at ^ i % (kTileChannels / 16) * 32) + i / (kTileChannels / 16) * kTensorTileBytes;
-  }
-};
-template <typename Rows>
-constexpr size_t SharedBytes() {
-  return 2 * size_t{Rows::kUnitBytes} + (Rows::kStageAlignment - 16);
-}
 // Scores of a unit, by row: 8 floats more than there are, so that rows lie in different banks.
 constexpr int kScoreStride = kDenseUnitTokens + 8;
-
-// Starts copying them; those that are not there become zeros.
-template <int kHeadDim, int kWarps>
-__device__ __forceinline__ void CopyRows(const UnitRows<kHeadDim, kWarps>& rows, int32_t visible,
-                                         uint32_t shared) {
-  constexpr int kRows = UnitRows<kHeadDim, kWarps>::kRows;
-  constexpr int kPieces = kHeadDim / 4;  // of 16 bytes in a row
-  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-#pragma unroll
-  for (int i = 0; i < kRows * kPieces / kLanes; ++i) {
-    const int index = i * kLanes + lane;
-    const int row = index / kPieces, piece = index % kPieces;
-    const uint64_t from =
-        __shfl_sync(kFullMask, rows.held[rows.kHeld == 1 ? 0 : i / kPieces], row % kLanes);
-    CopyAsync16(shared + (warp * kRows + row) * PaddedRows<kHeadDim>::kRowBytes + piece * 16,
-                reinterpret_cast<const uint8_t*>(from) + piece * 16, rows.first + row < visible);
-  }
-}
-template <int kHeadDim, int kWarps>
-__device__ __forceinline__ void StartUnit(const Args& args, const int32_t* table,
-                                          const uint8_t* head, int32_t unit, int32_t visible,
-                                          uint32_t shared) {
-  CopyRows(UnitRows<kHeadDim, kWarps>(args, table, head, unit, visible), visible, shared);
-}
 
 // Scores of 16 tokens from `keys_at` on, one chain over the channels each.
 template <typename Rows, int kSteps>
@@ -150,239 +79,6 @@ __device__ __forceinline__ void AddValues(const uint32_t (&weights)[kUnitTiles][
     MultiplyAdd16x8x16(second, weights[tile], values[2], values[3]);
   }
 }
-
-// Units come to shared memory, the next while one is used. Begin() once, behind WaitForEarlier(), then for each unit
-// Next(), between which all threads meet when they have used what it gave. 16 bytes a thread:
-template <int kHeadDim>
-class PaddedRing {
- public:
-  using Rows = PaddedRows<kHeadDim>;
-  static constexpr int kRowBytes = 4 * kHeadDim;
-  static constexpr size_t kSharedBytes = SharedBytes<Rows>();
-  struct Source {
-    int32_t unused = 0;
-  };
-
-  __device__ PaddedRing(const Args& args, const Source&, const int32_t* table, int32_t kv_head,
-                        int32_t visible, uint32_t shared)
-      : args_(args),
-        table_(table),
-        head_(args.pool + kv_head * args.head_bytes),
-        visible_(visible),
-        shared_(shared) {}
-
-  __device__ void Begin(int32_t first, int32_t /*units*/) {
-    first_ = first;
-    CopyRows(Of(first), visible_, shared_);
-    CommitCopies();
-    next_ = Of(first + 1);
-  }
-  // Where `unit` lies.
-  __device__ uint32_t Next(int32_t unit, int32_t units) {
-    if (unit + 1 < units) {
-      CopyRows(next_, visible_, Stage(unit + 1));
-      next_ = Of(unit + 2);  // so that its copy need not wait for the table
-    }
-    CommitCopies();
-    WaitForCopies<1>();
-    __syncthreads();
-    return Stage(unit);
-  }
-
- private:
-  using Addresses = UnitRows<kHeadDim, kSplitWarps>;
-  __device__ Addresses Of(int32_t unit) const {
-    return Addresses(args_, table_, head_, unit, visible_);
-  }
-  __device__ uint32_t Stage(int32_t unit) const {
-    return shared_ + (unit - first_) % 2 * Rows::kUnitBytes;
-  }
-
-  const Args& args_;
-  const int32_t* table_;
-  const uint8_t* head_;
-  int32_t visible_, first_ = 0;
-  uint32_t shared_;
-  Addresses next_;
-};
-
-// By the copy engine, in tiles of a tensor map of all rows there are from the pool on: whole units, so a block of the
-// pool has a multiple of their tokens. Places of rows are 32 bits: 512 GiB of a layer's KV with d 64.
-template <int kHeadDim>
-class SwizzledRing {
- public:
-  using Rows = SwizzledRows<kHeadDim>;
-  static constexpr int kRowBytes = 4 * kHeadDim;
-  static constexpr size_t kSharedBytes = SharedBytes<Rows>();
-  using Source = CUtensorMap;
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  __device__ SwizzledRing(const Args& args, const Source& map, const int32_t* table,
-                          int32_t kv_head, int32_t visible, uint32_t shared)
-      : args_(args),
-        map_(map),
-        table_(table),
-        head_row_(static_cast<int32_t>(kv_head * args.head_bytes / kRowBytes)),
-        block_rows_(static_cast<int32_t>(args.block_bytes / kRowBytes)),
-        visible_(visible),
-        shared_((shared + Rows::kStageAlignment - 1) / Rows::kStageAlignment *
-                Rows::kStageAlignment) {
-    __shared__ alignas(8) uint64_t barriers[2];
-    barriers_ = SharedAddress(barriers);
-    if (threadIdx.x == 0) {
-      InitBarrier(barriers_);
-      InitBarrier(barriers_ + 8);
-      FenceBarriers();
-    }
-    __syncthreads();
-  }
-
-  __device__ void Begin(int32_t first, int32_t units) {
-    first_ = first;
-    if (threadIdx.x != 0) return;
-    next_ = RowOf(first);
-    Start(first, units);
-  }
-  __device__ uint32_t Next(int32_t unit, int32_t units) {
-    if (threadIdx.x == 0 && unit + 1 < units) Start(unit + 1, units);
-    const uint32_t stage = Stage(unit);
-    WaitForPhase(BarrierOf(unit), static_cast<uint32_t>(unit - first_) / 2 % 2);
-    const int32_t seen = visible_ - unit * kDenseUnitTokens;
-    if (seen < kDenseUnitTokens) ClearValues(stage, seen);
-    return stage;
-  }
-
- private:
-  __device__ uint32_t Stage(int32_t unit) const {
-    return shared_ + (unit - first_) % 2 * Rows::kUnitBytes;
-  }
-  __device__ uint32_t BarrierOf(int32_t unit) const { return barriers_ + (unit - first_) % 2 * 8; }
-  __device__ int32_t RowOf(int32_t unit) const {
-    const int32_t token = unit * kDenseUnitTokens, block = args_.block_tokens.Divide(token);
-    return table_[block] * block_rows_ + head_row_ + token - block * args_.block_tokens.divisor();
-  }
-  __device__ void Start(int32_t unit, int32_t units) {
-    const uint32_t to = Stage(unit), barrier = BarrierOf(unit);
-    ArriveExpecting(barrier, Rows::kUnitBytes);
-#pragma unroll
-    for (int i = 0; i < Rows::kTensorTiles; ++i) {
-      BulkCopyTile(to + i * Rows::kTensorTileBytes, &map_, i * Rows::kTileChannels, next_, barrier);
-    }
-    if (unit + 1 < units) next_ = RowOf(unit + 1);  // so that its copy need not wait for the table
-  }
-  // Of tokens from `seen` on, which may be anything: weights of zero take them too.
-  __device__ void ClearValues(uint32_t stage, int32_t seen) const {
-    constexpr int kPieces = kTensorTileRowBytes / 16;
-    for (int i = threadIdx.x; i < (kDenseUnitTokens - seen) * kPieces; i += kSplitWarps * kLanes) {
-#pragma unroll
-      for (int tile = Rows::kTensorTiles / 2; tile < Rows::kTensorTiles; ++tile) {
-        ClearShared16(stage + tile * Rows::kTensorTileBytes + seen * kTensorTileRowBytes + i * 16);
-      }
-    }
-    __syncthreads();
-  }
-
-  const Args& args_;
-  const Source& map_;
-  const int32_t* table_;
-  int32_t head_row_, block_rows_, visible_, first_ = 0, next_ = 0;
-  uint32_t shared_, barriers_;
-#else  // never launched there
-  __device__ SwizzledRing(const Args&, const Source&, const int32_t*, int32_t, int32_t, uint32_t) {}
-  __device__ void Begin(int32_t, int32_t) {}
-  __device__ uint32_t Next(int32_t, int32_t) { return 0; }
-#endif
-};
-
-// For 8-bit types: codes come to shared memory, two units of them, and become the padded rows of bfloat16 of one unit there,
-// which all threads make when they meet. kBulk: by the copy engine, where a unit lies in one piece.
-template <DType kKv, int kHeadDim, int kThreads, bool kBulk>
-class CodesRing {
- public:
-  using Rows = PaddedRows<kHeadDim>;
-  using Codes = CodeRows<kKv, kHeadDim>;
-  struct Source {
-    int32_t unused = 0;
-  };
-  static constexpr int kRowBytes = Codes::kRowBytes;
-  static constexpr size_t kSharedBytes = 2 * size_t{Codes::kUnitBytes} + Rows::kUnitBytes;
-
-  __device__ CodesRing(const Args& args, const Source&, const int32_t* table, int32_t kv_head,
-                       int32_t visible, uint32_t shared)
-      : args_(args),
-        table_(table),
-        head_(args.pool + kv_head * args.head_bytes),
-        visible_(visible),
-        shared_(shared) {
-    if constexpr (kBulk) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-      __shared__ alignas(8) uint64_t barriers[2];
-      barriers_ = SharedAddress(barriers);
-      if (threadIdx.x == 0) {
-        InitBarrier(barriers_);
-        InitBarrier(barriers_ + 8);
-        FenceBarriers();
-      }
-      __syncthreads();
-#endif
-    }
-  }
-
-  __device__ void Begin(int32_t first, int32_t units) {
-    first_ = first;
-    Start(first, units);
-    Start(first + 1, units);
-  }
-  __device__ uint32_t Next(int32_t unit, int32_t units) {
-    if constexpr (kBulk) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-      WaitForPhase(BarrierOf(unit), static_cast<uint32_t>(unit - first_) / 2 % 2);
-#endif
-    } else {
-      WaitForCopies<1>();
-      __syncthreads();
-    }
-    const uint32_t rows = shared_ + 2 * Codes::kUnitBytes;
-    Codes::template Widen<kThreads>(
-        Stage(unit), visible_ - unit * kDenseUnitTokens,
-        [&](int32_t row, bool is_value, int32_t word, uint2 pairs) {
-          PutPairs(rows + row * Rows::kRowBytes + (is_value ? 2 * kHeadDim : 0) + word * 8, pairs);
-        });
-    __syncthreads();
-    Start(unit + 2, units);
-    return rows;
-  }
-
- private:
-  __device__ uint32_t Stage(int32_t unit) const {
-    return shared_ + (unit - first_) % 2 * Codes::kUnitBytes;
-  }
-  __device__ uint32_t BarrierOf(int32_t unit) const { return barriers_ + (unit - first_) % 2 * 8; }
-  __device__ void Start(int32_t unit, int32_t units) {
-    if constexpr (kBulk) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-      if (threadIdx.x != 0 || unit >= units) return;
-      const int32_t token = unit * kDenseUnitTokens, block = args_.block_tokens.Divide(token);
-      const uint8_t* from = head_ + table_[block] * args_.block_bytes +
-                            int64_t{token - block * args_.block_tokens.divisor()} * kRowBytes;
-      ArriveExpecting(BarrierOf(unit), Codes::kUnitBytes);
-      BulkCopy(Stage(unit), from, Codes::kUnitBytes, BarrierOf(unit));
-#endif
-    } else {
-      if (unit < units) {
-        Codes::template Start<kThreads>(Codes::Held(args_, table_, head_, unit, visible_), unit,
-                                        visible_, Stage(unit));
-      }
-      CommitCopies();
-    }
-  }
-
-  const Args& args_;
-  const int32_t* table_;
-  const uint8_t* head_;
-  int32_t visible_, first_ = 0;
-  uint32_t shared_, barriers_ = 0;
-};
 
 template <DType kKv, int kHeadDim>
 __global__ void __launch_bounds__(kInTurnWarps* kLanes)
@@ -453,25 +149,6 @@ __global__ void __launch_bounds__(kInTurnWarps* kLanes)
     __syncthreads();
   }
   WriteRows<kHeadDim>(args, sees, at, totals, total);
-}
-
-// Rows of a block's first split come nearer while the queries are still being made. They are not read yet: this step's are
-// among them.
-template <typename Ring>
-__device__ __forceinline__ void PrefetchSplit(const Args& args, const DeviceChunk& chunk,
-                                              int32_t kv_head, int32_t first_unit,
-                                              int32_t visible) {
-  constexpr int kLines = (Ring::kRowBytes + 127) / 128;  // of a row
-  const uint8_t* head = args.pool + kv_head * args.head_bytes;
-  const int32_t last_token = min(visible, first_unit * kDenseUnitTokens + kDenseSplitTokens);
-  for (int32_t i = threadIdx.x; i < kDenseSplitTokens * kLines; i += kSplitWarps * kLanes) {
-    const int32_t token = first_unit * kDenseUnitTokens + i / kLines;
-    if (token >= last_token) break;
-    const int32_t block = args.block_tokens.Divide(token);
-    const uint8_t* row = head + chunk.block_table[block] * args.block_bytes +
-                         int64_t{token - block * args.block_tokens.divisor()} * Ring::kRowBytes;
-    PrefetchLine(row + i % kLines * 128);
-  }
 }
 
 template <int kHeadDim, typename Ring>
@@ -944,28 +621,6 @@ size_t NumParts(const DenseAttentionShape& shape) {
          SplitsOf(shape);
 }
 
-template <typename Source>
-cudaError_t LaunchSplits(void (*kernel)(Args, Source), size_t shared_bytes, unsigned sets,
-                         const DenseAttentionShape& shape, Args& args, const Source& source,
-                         Stream stream) {
-  const dim3 grid(args.splits, shape.layout.kv_heads, shape.num_chunks * sets);
-  // As many blocks as run at once, if there are more splits.
-  int at_once = 0;
-  if (const cudaError_t error =
-          BlocksPerMultiprocessor(kernel, kSplitWarps * kLanes, shared_bytes, &at_once);
-      error != cudaSuccess) {
-    return error;
-  }
-  const int64_t rows = int64_t{grid.y} * grid.z;
-  const int64_t slots = int64_t{at_once} * CurrentDevice().multiprocessors;
-  args.splits_per_block =
-      static_cast<int32_t>(CeilDiv(args.splits, std::max<int64_t>(slots / rows, 1)));
-  const dim3 block_grid(static_cast<unsigned>(CeilDiv(args.splits, args.splits_per_block)), grid.y,
-                        grid.z);
-  return Launch(kernel, block_grid, kSplitWarps * kLanes, shared_bytes, stream, false, args,
-                source);
-}
-
 // kTogether: there is room in shared memory for several tiles' scores.
 template <int kHeadDim, typename Ring, bool kTogether>
 cudaError_t LaunchSideBySide(const DenseAttentionShape& shape, Args& args,
@@ -976,10 +631,16 @@ cudaError_t LaunchSideBySide(const DenseAttentionShape& shape, Args& args,
     if constexpr (kTogether) {
       args.tile_sets = static_cast<int32_t>(CeilDiv(args.tiles, kTilesTogether));
       args.tiles_per_set = static_cast<int32_t>(CeilDiv(args.tiles, args.tile_sets));
-      error = LaunchSplits(
-          SplitTilesKernel<kHeadDim, Ring>,
-          Ring::kSharedBytes + size_t{TilesShared<kHeadDim>::kTileBytes} * args.tiles_per_set,
-          args.tile_sets, shape, args, source, stream);
+      if (HasGroupSplits(kHeadDim)) {
+        const CUtensorMap* map = nullptr;
+        if constexpr (std::is_same_v<typename Ring::Source, CUtensorMap>) map = &source;
+        error = SplitByGroups(shape, args, map, stream);
+      } else {
+        error = LaunchSplits(
+            SplitTilesKernel<kHeadDim, Ring>,
+            Ring::kSharedBytes + size_t{TilesShared<kHeadDim>::kTileBytes} * args.tiles_per_set,
+            args.tile_sets, shape, args, source, stream);
+      }
     }
   } else {
     error = LaunchSplits(SplitKernel<kHeadDim, Ring>, Ring::kSharedBytes, args.tiles, shape, args,

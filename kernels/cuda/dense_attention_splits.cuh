@@ -1,0 +1,416 @@
+// What kernels of dense attention that take splits side by side share: how units of keys and values come to shared memory
+// and lie there, and the launch. No one else includes it.
+//
+//   dense_attention.cu               16 rows, or up to 64 by matrix instructions of a warp
+//   dense_attention_splits_wgmma.cu  up to 64 rows by those of a warpgroup
+#ifndef WINNOW_KERNELS_CUDA_DENSE_ATTENTION_SPLITS_CUH_
+#define WINNOW_KERNELS_CUDA_DENSE_ATTENTION_SPLITS_CUH_
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/cuda/bulk_copy.cuh"
+#include "kernels/cuda/dense_attention.h"
+#include "kernels/cuda/dense_attention_parts.cuh"
+#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/wgmma.cuh"
+
+namespace winnow::kernels::cuda::dense {
+
+// How a unit's rows, keys and values beside each other, lie in shared memory: so that the eight rows that a matrix load
+// reads 16 bytes of lie in different banks. A lane's address is made once and moved to other tokens and channels.
+//
+// With 16 bytes between them.
+template <int kHeadDim>
+struct PaddedRows {
+  static constexpr int kRowBytes = 4 * kHeadDim + 16;
+  static constexpr uint32_t kUnitBytes = kDenseUnitTokens * kRowBytes;
+  static constexpr uint32_t kTileBytes = 16 * kRowBytes;  // of 16 tokens
+  static constexpr size_t kStageAlignment = 16;
+
+  // Of a unit's row, channels 4 * word to 4 * word + 3.
+  static __device__ __forceinline__ uint32_t WordAt(int row, bool is_value, int word) {
+    return row * kRowBytes + (is_value ? 2 * kHeadDim : 0) + word * 8;
+  }
+
+  // Where a lane reads keys and values of a unit, from token 0 and channel 0 on.
+  static __device__ __forceinline__ uint32_t KeysAt(uint32_t unit, int lane) {
+    return unit + (lane % 8 + lane / 16 * 8) * kRowBytes + lane / 8 % 2 * 16;
+  }
+  static __device__ __forceinline__ uint32_t ValuesAt(uint32_t unit, int lane) {
+    return unit + lane % 16 * kRowBytes + kHeadDim * 2 + lane / 16 * 16;
+  }
+  // From channel 16 * i on.
+  static __device__ __forceinline__ uint32_t Channels(uint32_t at, int i) { return at + i * 32; }
+};
+// As a tensor map's tiles of 64 channels (tensor_map.h), keys' first, which is how matrix instructions of a warpgroup read
+// them (wgmma.cuh).
+template <int kHeadDim>
+struct SwizzledRows {
+  static constexpr int kTileChannels = kTensorTileRowBytes / 2;
+  static constexpr uint32_t kTensorTileBytes = kDenseUnitTokens * kTensorTileRowBytes;
+  static constexpr int kTensorTiles = 2 * kHeadDim / kTileChannels;
+  static constexpr uint32_t kUnitBytes = kTensorTiles * kTensorTileBytes;
+  static constexpr uint32_t kTileBytes = 16 * kTensorTileRowBytes;
+  static constexpr size_t kStageAlignment = kTensorSwizzleRows * kTensorTileRowBytes;
+
+  static __device__ __forceinline__ uint32_t WordAt(int row, bool is_value, int word) {
+    return (is_value ? kUnitBytes / 2 : 0) + word / 16 * kTensorTileBytes +
+           row * kTensorTileRowBytes + (word / 2 % 8 ^ row % kTensorSwizzleRows) * 16 +
+           word % 2 * 8;
+  }
+
+  static __device__ __forceinline__ uint32_t KeysAt(uint32_t unit, int lane) {
+    return unit + (lane % 8 + lane / 16 * 8) * kTensorTileRowBytes +
+           (lane / 8 % 2 ^ lane % kTensorSwizzleRows) * 16;
+  }
+  static __device__ __forceinline__ uint32_t ValuesAt(uint32_t unit, int lane) {
+    return unit + kUnitBytes / 2 + lane % 16 * kTensorTileRowBytes +
+           (lane / 16 ^ lane % kTensorSwizzleRows) * 16;
+  }
+  static __device__ __forceinline__ uint32_t Channels(uint32_t at, int i) {
+    return (at ^ i % (kTileChannels / 16) * 32) + i / (kTileChannels / 16) * kTensorTileBytes;
+  }
+};
+template <typename Rows>
+constexpr size_t SharedBytes() {
+  return 2 * size_t{Rows::kUnitBytes} + (Rows::kStageAlignment - 16);
+}
+
+// Starts copying them; those that are not there become zeros.
+template <int kHeadDim, int kWarps>
+__device__ __forceinline__ void CopyRows(const UnitRows<kHeadDim, kWarps>& rows, int32_t visible,
+                                         uint32_t shared) {
+  constexpr int kRows = UnitRows<kHeadDim, kWarps>::kRows;
+  constexpr int kPieces = kHeadDim / 4;  // of 16 bytes in a row
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+#pragma unroll
+  for (int i = 0; i < kRows * kPieces / kLanes; ++i) {
+    const int index = i * kLanes + lane;
+    const int row = index / kPieces, piece = index % kPieces;
+    const uint64_t from =
+        __shfl_sync(kFullMask, rows.held[rows.kHeld == 1 ? 0 : i / kPieces], row % kLanes);
+    CopyAsync16(shared + (warp * kRows + row) * PaddedRows<kHeadDim>::kRowBytes + piece * 16,
+                reinterpret_cast<const uint8_t*>(from) + piece * 16, rows.first + row < visible);
+  }
+}
+template <int kHeadDim, int kWarps>
+__device__ __forceinline__ void StartUnit(const Args& args, const int32_t* table,
+                                          const uint8_t* head, int32_t unit, int32_t visible,
+                                          uint32_t shared) {
+  CopyRows(UnitRows<kHeadDim, kWarps>(args, table, head, unit, visible), visible, shared);
+}
+
+// What threads wrote to shared memory may be read by matrix instructions of a warpgroup once all have met.
+__device__ __forceinline__ void FenceForGroups() {
+#ifdef WINNOW_WGMMA
+  FenceSharedWrites();
+#endif
+}
+
+// Units come to shared memory, the next while one is used. Begin() once, behind WaitForEarlier(), then for each unit
+// Next(), between which all threads meet when they have used what it gave. 16 bytes a thread:
+template <int kHeadDim>
+class PaddedRing {
+ public:
+  using Rows = PaddedRows<kHeadDim>;
+  static constexpr int kRowBytes = 4 * kHeadDim;
+  static constexpr size_t kSharedBytes = SharedBytes<Rows>();
+  struct Source {
+    int32_t unused = 0;
+  };
+
+  __device__ PaddedRing(const Args& args, const Source&, const int32_t* table, int32_t kv_head,
+                        int32_t visible, uint32_t shared)
+      : args_(args),
+        table_(table),
+        head_(args.pool + kv_head * args.head_bytes),
+        visible_(visible),
+        shared_(shared) {}
+
+  __device__ void Begin(int32_t first, int32_t /*units*/) {
+    first_ = first;
+    CopyRows(Of(first), visible_, shared_);
+    CommitCopies();
+    next_ = Of(first + 1);
+  }
+  // Where `unit` lies.
+  __device__ uint32_t Next(int32_t unit, int32_t units) {
+    if (unit + 1 < units) {
+      CopyRows(next_, visible_, Stage(unit + 1));
+      next_ = Of(unit + 2);  // so that its copy need not wait for the table
+    }
+    CommitCopies();
+    WaitForCopies<1>();
+    __syncthreads();
+    return Stage(unit);
+  }
+
+ private:
+  using Addresses = UnitRows<kHeadDim, kSplitWarps>;
+  __device__ Addresses Of(int32_t unit) const {
+    return Addresses(args_, table_, head_, unit, visible_);
+  }
+  __device__ uint32_t Stage(int32_t unit) const {
+    return shared_ + (unit - first_) % 2 * Rows::kUnitBytes;
+  }
+
+  const Args& args_;
+  const int32_t* table_;
+  const uint8_t* head_;
+  int32_t visible_, first_ = 0;
+  uint32_t shared_;
+  Addresses next_;
+};
+
+// By the copy engine, in tiles of a tensor map of all rows there are from the pool on: whole units, so a block of the
+// pool has a multiple of their tokens. Places of rows are 32 bits: 512 GiB of a layer's KV with d 64.
+template <int kHeadDim, int kStages = 2>
+class SwizzledRing {
+ public:
+  using Rows = SwizzledRows<kHeadDim>;
+  static constexpr int kRowBytes = 4 * kHeadDim;
+  static constexpr size_t kSharedBytes =
+      kStages * size_t{Rows::kUnitBytes} + (Rows::kStageAlignment - 16);
+  using Source = CUtensorMap;
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  __device__ SwizzledRing(const Args& args, const Source& map, const int32_t* table,
+                          int32_t kv_head, int32_t visible, uint32_t shared)
+      : args_(args),
+        map_(map),
+        table_(table),
+        head_row_(static_cast<int32_t>(kv_head * args.head_bytes / kRowBytes)),
+        block_rows_(static_cast<int32_t>(args.block_bytes / kRowBytes)),
+        visible_(visible),
+        shared_((shared + Rows::kStageAlignment - 1) / Rows::kStageAlignment *
+                Rows::kStageAlignment) {
+    __shared__ alignas(8) uint64_t barriers[kStages];
+    barriers_ = SharedAddress(barriers);
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kStages; ++i) InitBarrier(barriers_ + 8 * i);
+      FenceBarriers();
+    }
+    __syncthreads();
+  }
+
+  __device__ void Begin(int32_t first, int32_t units) {
+    first_ = first;
+    if (threadIdx.x != 0) return;
+    next_ = RowOf(first);
+    for (int32_t i = 0; i < kStages - 1 && first + i < units; ++i) Start(first + i, units);
+  }
+  __device__ uint32_t Next(int32_t unit, int32_t units) {
+    constexpr int32_t kAhead = kStages - 1;
+    if (threadIdx.x == 0 && unit + kAhead < units) Start(unit + kAhead, units);
+    const uint32_t stage = Stage(unit);
+    WaitForPhase(BarrierOf(unit), static_cast<uint32_t>(unit - first_) / kStages % 2);
+    const int32_t seen = visible_ - unit * kDenseUnitTokens;
+    if (seen < kDenseUnitTokens) ClearValues(stage, seen);
+    return stage;
+  }
+
+ private:
+  __device__ uint32_t Stage(int32_t unit) const {
+    return shared_ + (unit - first_) % kStages * Rows::kUnitBytes;
+  }
+  __device__ uint32_t BarrierOf(int32_t unit) const {
+    return barriers_ + (unit - first_) % kStages * 8;
+  }
+  __device__ int32_t RowOf(int32_t unit) const {
+    const int32_t token = unit * kDenseUnitTokens, block = args_.block_tokens.Divide(token);
+    return table_[block] * block_rows_ + head_row_ + token - block * args_.block_tokens.divisor();
+  }
+  __device__ void Start(int32_t unit, int32_t units) {
+    const uint32_t to = Stage(unit), barrier = BarrierOf(unit);
+    ArriveExpecting(barrier, Rows::kUnitBytes);
+#pragma unroll
+    for (int i = 0; i < Rows::kTensorTiles; ++i) {
+      BulkCopyTile(to + i * Rows::kTensorTileBytes, &map_, i * Rows::kTileChannels, next_, barrier);
+    }
+    if (unit + 1 < units) next_ = RowOf(unit + 1);  // so that its copy need not wait for the table
+  }
+  // Of tokens from `seen` on, which may be anything: weights of zero take them too.
+  __device__ void ClearValues(uint32_t stage, int32_t seen) const {
+    constexpr int kPieces = kTensorTileRowBytes / 16;
+    for (int i = threadIdx.x; i < (kDenseUnitTokens - seen) * kPieces; i += kSplitWarps * kLanes) {
+#pragma unroll
+      for (int tile = Rows::kTensorTiles / 2; tile < Rows::kTensorTiles; ++tile) {
+        ClearShared16(stage + tile * Rows::kTensorTileBytes + seen * kTensorTileRowBytes + i * 16);
+      }
+    }
+    FenceForGroups();
+    __syncthreads();
+  }
+
+  const Args& args_;
+  const Source& map_;
+  const int32_t* table_;
+  int32_t head_row_, block_rows_, visible_, first_ = 0, next_ = 0;
+  uint32_t shared_, barriers_;
+#else  // never launched there
+  __device__ SwizzledRing(const Args&, const Source&, const int32_t*, int32_t, int32_t, uint32_t) {}
+  __device__ void Begin(int32_t, int32_t) {}
+  __device__ uint32_t Next(int32_t, int32_t) { return 0; }
+#endif
+};
+
+// For 8-bit types: codes come to shared memory, two units of them, and become the rows of bfloat16 of one unit there,
+// which all threads make when they meet. kBulk: by the copy engine, where a unit lies in one piece.
+template <DType kKv, int kHeadDim, int kThreads, bool kBulk,
+          typename RowsOfUnit = PaddedRows<kHeadDim>>
+class CodesRing {
+ public:
+  using Rows = RowsOfUnit;
+  using Codes = CodeRows<kKv, kHeadDim>;
+  struct Source {
+    int32_t unused = 0;
+  };
+  static constexpr int kRowBytes = Codes::kRowBytes;
+  static constexpr size_t kSharedBytes =
+      2 * size_t{Codes::kUnitBytes} + Rows::kUnitBytes + (Rows::kStageAlignment - 16);
+
+  __device__ CodesRing(const Args& args, const Source&, const int32_t* table, int32_t kv_head,
+                       int32_t visible, uint32_t shared)
+      : args_(args),
+        table_(table),
+        head_(args.pool + kv_head * args.head_bytes),
+        visible_(visible),
+        rows_((shared + Rows::kStageAlignment - 1) / Rows::kStageAlignment *
+              Rows::kStageAlignment) {
+    if constexpr (kBulk) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+      __shared__ alignas(8) uint64_t barriers[2];
+      barriers_ = SharedAddress(barriers);
+      if (threadIdx.x == 0) {
+        InitBarrier(barriers_);
+        InitBarrier(barriers_ + 8);
+        FenceBarriers();
+      }
+      __syncthreads();
+#endif
+    }
+  }
+
+  __device__ void Begin(int32_t first, int32_t units) {
+    first_ = first;
+    Start(first, units);
+    Start(first + 1, units);
+  }
+  __device__ uint32_t Next(int32_t unit, int32_t units) {
+    if constexpr (kBulk) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+      WaitForPhase(BarrierOf(unit), static_cast<uint32_t>(unit - first_) / 2 % 2);
+#endif
+    } else {
+      WaitForCopies<1>();
+      __syncthreads();
+    }
+    Codes::template Widen<kThreads>(Stage(unit), visible_ - unit * kDenseUnitTokens,
+                                    [&](int32_t row, bool is_value, int32_t word, uint2 pairs) {
+                                      PutPairs(rows_ + Rows::WordAt(row, is_value, word), pairs);
+                                    });
+    FenceForGroups();
+    __syncthreads();
+    Start(unit + 2, units);
+    return rows_;
+  }
+
+ private:
+  __device__ uint32_t Stage(int32_t unit) const {
+    return rows_ + Rows::kUnitBytes + (unit - first_) % 2 * Codes::kUnitBytes;
+  }
+  __device__ uint32_t BarrierOf(int32_t unit) const { return barriers_ + (unit - first_) % 2 * 8; }
+  __device__ void Start(int32_t unit, int32_t units) {
+    if constexpr (kBulk) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+      if (threadIdx.x != 0 || unit >= units) return;
+      const int32_t token = unit * kDenseUnitTokens, block = args_.block_tokens.Divide(token);
+      const uint8_t* from = head_ + table_[block] * args_.block_bytes +
+                            int64_t{token - block * args_.block_tokens.divisor()} * kRowBytes;
+      ArriveExpecting(BarrierOf(unit), Codes::kUnitBytes);
+      BulkCopy(Stage(unit), from, Codes::kUnitBytes, BarrierOf(unit));
+#endif
+    } else {
+      if (unit < units) {
+        Codes::template Start<kThreads>(Codes::Held(args_, table_, head_, unit, visible_), unit,
+                                        visible_, Stage(unit));
+      }
+      CommitCopies();
+    }
+  }
+
+  const Args& args_;
+  const int32_t* table_;
+  const uint8_t* head_;
+  int32_t visible_, first_ = 0;
+  uint32_t rows_, barriers_ = 0;  // a unit's rows, behind which lie the codes
+};
+
+// Rows of a block's first split come nearer while the queries are still being made. They are not read yet: this step's are
+// among them.
+template <typename Ring>
+__device__ __forceinline__ void PrefetchSplit(const Args& args, const DeviceChunk& chunk,
+                                              int32_t kv_head, int32_t first_unit,
+                                              int32_t visible) {
+  constexpr int kLines = (Ring::kRowBytes + 127) / 128;  // of a row
+  const uint8_t* head = args.pool + kv_head * args.head_bytes;
+  const int32_t last_token = min(visible, first_unit * kDenseUnitTokens + kDenseSplitTokens);
+  for (int32_t i = threadIdx.x; i < kDenseSplitTokens * kLines; i += kSplitWarps * kLanes) {
+    const int32_t token = first_unit * kDenseUnitTokens + i / kLines;
+    if (token >= last_token) break;
+    const int32_t block = args.block_tokens.Divide(token);
+    const uint8_t* row = head + chunk.block_table[block] * args.block_bytes +
+                         int64_t{token - block * args.block_tokens.divisor()} * Ring::kRowBytes;
+    PrefetchLine(row + i % kLines * 128);
+  }
+}
+
+// For `rows` of `splits` each, where `slots` blocks run at once: the blocks are as many as make the fewest splits one after
+// the other, in at most eight waves of them. A block's beginning, in which it only waits, counts for half a split.
+inline int32_t SplitsPerBlock(int32_t splits, int64_t rows, int64_t slots) {
+  int64_t best = splits, least = std::numeric_limits<int64_t>::max();
+  for (int64_t wave = 1; wave <= 8; ++wave) {
+    const int64_t each = CeilDiv(splits, std::clamp<int64_t>(wave * slots / rows, 1, splits));
+    const int64_t waves = CeilDiv(rows * CeilDiv(splits, each), slots);
+    if (const int64_t halves = waves * (2 * each + 1); halves < least) {
+      least = halves;
+      best = each;
+    }
+  }
+  return static_cast<int32_t>(best);
+}
+
+// Of kSplitWarps warps.
+template <typename Source>
+cudaError_t LaunchSplits(void (*kernel)(Args, Source), size_t shared_bytes, unsigned sets,
+                         const DenseAttentionShape& shape, Args& args, const Source& source,
+                         Stream stream) {
+  const dim3 grid(args.splits, shape.layout.kv_heads, shape.num_chunks * sets);
+  int at_once = 0;
+  if (const cudaError_t error =
+          BlocksPerMultiprocessor(kernel, kSplitWarps * kLanes, shared_bytes, &at_once);
+      error != cudaSuccess) {
+    return error;
+  }
+  const int64_t rows = int64_t{grid.y} * grid.z;
+  const int64_t slots = int64_t{at_once} * CurrentDevice().multiprocessors;
+  args.splits_per_block = SplitsPerBlock(args.splits, rows, slots);
+  const dim3 block_grid(static_cast<unsigned>(CeilDiv(args.splits, args.splits_per_block)), grid.y,
+                        grid.z);
+  return Launch(kernel, block_grid, kSplitWarps * kLanes, shared_bytes, stream, false, args,
+                source);
+}
+
+// Whether the code that runs on the current device has the warpgroup's kernel for such heads.
+bool HasGroupSplits(int32_t head_dim);
+// States of the splits of args.tile_sets sets of args.tiles_per_set tiles. `map`: of a pool of bfloat16.
+// REQUIRES: HasGroupSplits(shape.layout.head_dim), blocks of whole units, and what AttendDense() checks.
+[[nodiscard]] cudaError_t SplitByGroups(const DenseAttentionShape& shape, Args& args,
+                                        const CUtensorMap* map, Stream stream);
+
+}  // namespace winnow::kernels::cuda::dense
+
+#endif  // WINNOW_KERNELS_CUDA_DENSE_ATTENTION_SPLITS_CUH_
