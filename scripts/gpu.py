@@ -27,7 +27,8 @@
 The first three need nvcc and GoogleTest and no more (build/cuda-alone); the others the whole program: `scripts/build.sh
 cuda`, or WINNOW_BIN. WINNOW_CUDA_BIN is a folder with winnow_cuda_test, winnow_cuda_bench and libwinnow_cuda_fault.so that
 were built elsewhere: nothing is built then. WINNOW_MODEL is the model that servers serve (default models/needle-5m),
-WINNOW_SEED the seed of the document that they are asked about, a new one where it is not set. A FLAG --kv-dtype is given to both
+WINNOW_SEED the seed of the document that they are asked about, a new one where it is not set, WINNOW_BYTES how much of it
+(default 8000,30000,90000; a model whose context is short takes less). A FLAG --kv-dtype is given to both
 servers of a comparison. Exits with 0 where all is well, with 1 where something fails, with 2 for wrong arguments; after a
 comparison as compare_servers.py.
 """
@@ -106,6 +107,11 @@ def winnow_bin(preset="cuda"):
     return pathlib.Path(os.environ.get("WINNOW_BIN") or ROOT / "build" / preset / "winnow").resolve()
 
 
+def document_sizes():
+    """How many bytes of its document a question is asked about."""
+    return [int(size) for size in os.environ.get("WINNOW_BYTES", "8000,30000,90000").split(",")]
+
+
 class Servers:
     """Servers that are asked the same about one document. A context: they end with it, and its files go."""
 
@@ -118,7 +124,7 @@ class Servers:
         try:
             seed = os.environ.get("WINNOW_SEED") or str(random.SystemRandom().randrange(2**32))
             print(f"a document of seed {seed}", flush=True)
-            run(sys.executable, "scripts/make_document.py", "--seed", seed, "--bytes", 90000, "--out", self.work)
+            run(sys.executable, "scripts/make_document.py", "--seed", seed, "--bytes", max(document_sizes()), "--out", self.work)
             with open(self.work / "questions.jsonl") as lines:
                 self.question = json.loads(lines.readline())["question"]
         except BaseException:
@@ -180,7 +186,7 @@ class Servers:
         at near ties, 2 else."""
         command = [sys.executable, "scripts/compare_servers.py", "--winnow", self.winnow, "--server", self.address(left),
                    "--server", self.address(right), "--document", self.work / "document.txt", *flags]
-        for size in (8000, 30000, 90000):
+        for size in document_sizes():
             command += ["--bytes", size]
         command += ["--question", self.question]
         for policy in policies:

@@ -3,6 +3,11 @@
 // warp weighs those of its rows in registers, and the weights are the other product's left side as they are. A block does
 // one of these at a time; the others on its multiprocessor do another meanwhile, and a unit of each is on its way.
 // The same units, splits and roundings as dense_attention.cu's kernels; so the same bits.
+//
+// H200, 128K tokens of 8 KV heads, d 128, G 4: 174 us for 5 tokens, 198 for 9, 244 for 16; one takes 146, and 9 took 307 with
+// matrix instructions of a warp. The states of splits are what is left: with those of four splits merged here, 152, 163 and
+// 183. The order of sums then has another level, for which the kernel of prompts has no registers: its sums waited in `out`,
+// and prompts of 32K went at 0.87 of their speed. Two blocks with three stages each, because three would spill with d 128.
 #include "kernels/cuda/dense_attention_splits.cuh"
 
 namespace winnow::kernels::cuda::dense {
