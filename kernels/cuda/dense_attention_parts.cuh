@@ -1,7 +1,8 @@
-// What the two files of dense attention share; no one else includes it.
+// Shared by the files of dense attention; no one else includes it.
 //
-//   dense_attention.cu        kInTurn and kSideBySide on any device
-//   dense_attention_wgmma.cu  kInTurn on Hopper
+//   dense_attention.cu               kInTurn and kSideBySide on any device
+//   dense_attention_wgmma.cu         kInTurn on Hopper
+//   dense_attention_splits_wgmma.cu  kSideBySide on Hopper, of more than 16 rows
 #ifndef WINNOW_KERNELS_CUDA_DENSE_ATTENTION_PARTS_CUH_
 #define WINNOW_KERNELS_CUDA_DENSE_ATTENTION_PARTS_CUH_
 

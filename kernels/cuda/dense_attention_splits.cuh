@@ -1,4 +1,4 @@
-// What kernels of dense attention that take splits side by side share: how units of keys and values come to shared memory
+// Shared by the kernels of dense attention that take splits side by side: how units of keys and values come to shared memory
 // and lie there, and the launch. No one else includes it.
 //
 //   dense_attention.cu               16 rows, or up to 64 by matrix instructions of a warp
@@ -103,7 +103,7 @@ __device__ __forceinline__ void StartUnit(const Args& args, const int32_t* table
   CopyRows(UnitRows<kHeadDim, kWarps>(args, table, head, unit, visible), visible, shared);
 }
 
-// What threads wrote to shared memory may be read by matrix instructions of a warpgroup once all have met.
+// Once all threads have met, matrix instructions of a warpgroup may read from shared memory what they wrote.
 __device__ __forceinline__ void FenceForGroups() {
 #ifdef WINNOW_WGMMA
   FenceSharedWrites();
@@ -136,7 +136,7 @@ class PaddedRing {
     CommitCopies();
     next_ = Of(first + 1);
   }
-  // Where `unit` lies.
+  // The place of `unit` in shared memory.
   __device__ uint32_t Next(int32_t unit, int32_t units) {
     if (unit + 1 < units) {
       CopyRows(next_, visible_, Stage(unit + 1));
@@ -232,7 +232,7 @@ class SwizzledRing {
     }
     if (unit + 1 < units) next_ = RowOf(unit + 1);  // so that its copy need not wait for the table
   }
-  // Of tokens from `seen` on, which may be anything: weights of zero take them too.
+  // Values of tokens from `seen` on may be anything, and weights of zero take them too.
   __device__ void ClearValues(uint32_t stage, int32_t seen) const {
     constexpr int kPieces = kTensorTileRowBytes / 16;
     for (int i = threadIdx.x; i < (kDenseUnitTokens - seen) * kPieces; i += kSplitWarps * kLanes) {
@@ -383,7 +383,7 @@ inline int32_t SplitsPerBlock(int32_t splits, int64_t rows, int64_t slots) {
   return static_cast<int32_t>(best);
 }
 
-// Of kSplitWarps warps.
+// Asks for a kernel whose blocks have kSplitWarps warps.
 template <typename Source>
 cudaError_t LaunchSplits(void (*kernel)(Args, Source), size_t shared_bytes, unsigned sets,
                          const DenseAttentionShape& shape, Args& args, const Source& source,
