@@ -170,11 +170,7 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
   LetNextStart();
   if (first_row >= num_rows) return WaitForEarlier();
   const int32_t last_row = min(first_row + kWarpRows, num_rows) - 1;
-  const int32_t visible = chunk.position + args.group.Divide(last_row) + 1;
-  const int32_t block_units = args.splits_per_block * kUnitsPerSplit;
-  const int32_t first_unit = static_cast<int32_t>(blockIdx.x) * block_units;
-  const int32_t units =
-      min((visible + kDenseUnitTokens - 1) / kDenseUnitTokens, first_unit + block_units);
+  const auto [visible, first_unit, units] = UnitsOf(args, chunk, last_row);
   if (first_unit >= units) return WaitForEarlier();
   PrefetchSplit<Ring>(args, chunk, kv_head, first_unit, visible);
   Ring ring(args, source, chunk.block_table, kv_head, visible, SharedAddress(shared4));
@@ -290,16 +286,12 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes, 2)
   const int32_t tiles =
       min(args.tiles_per_set, (num_rows + kWarpRows - 1) / kWarpRows - first_tile);
   if (tiles <= 0) return WaitForEarlier();
-  // Keys that the last row of a tile sees.
-  const auto visible_to = [&](int32_t tile) {
-    const int32_t last_row = min((first_tile + tile + 1) * kWarpRows, num_rows) - 1;
-    return chunk.position + args.group.Divide(last_row) + 1;
+  // The last row of a tile, and the keys that it sees.
+  const auto last_row_of = [&](int32_t tile) {
+    return min((first_tile + tile + 1) * kWarpRows, num_rows) - 1;
   };
-  const int32_t visible = visible_to(tiles - 1);
-  const int32_t block_units = args.splits_per_block * kUnitsPerSplit;
-  const int32_t first_unit = static_cast<int32_t>(blockIdx.x) * block_units;
-  const int32_t units =
-      min((visible + kDenseUnitTokens - 1) / kDenseUnitTokens, first_unit + block_units);
+  const auto visible_to = [&](int32_t tile) { return VisibleTo(args, chunk, last_row_of(tile)); };
+  const auto [visible, first_unit, units] = UnitsOf(args, chunk, last_row_of(tiles - 1));
   if (first_unit >= units) return WaitForEarlier();
   PrefetchSplit<Ring>(args, chunk, kv_head, first_unit, visible);
   Ring ring(args, source, chunk.block_table, kv_head, visible, SharedAddress(shared4));

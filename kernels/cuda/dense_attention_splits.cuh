@@ -30,7 +30,7 @@ struct PaddedRows {
   static constexpr uint32_t kTileBytes = 16 * kRowBytes;  // of 16 tokens
   static constexpr size_t kStageAlignment = 16;
 
-  // Of a unit's row, channels 4 * word to 4 * word + 3.
+  // Address of channels 4 * word to 4 * word + 3 of a unit's row.
   static __device__ __forceinline__ uint32_t WordAt(int row, bool is_value, int word) {
     return row * kRowBytes + (is_value ? 2 * kHeadDim : 0) + word * 8;
   }
@@ -348,6 +348,25 @@ class CodesRing {
   int32_t visible_, first_ = 0;
   uint32_t rows_, barriers_ = 0;  // a unit's rows, behind which lie the codes
 };
+
+// Keys that a row of queries of `chunk` sees.
+__device__ __forceinline__ int32_t VisibleTo(const Args& args, const DeviceChunk& chunk,
+                                             int32_t row) {
+  return chunk.position + args.group.Divide(row) + 1;
+}
+
+// Keys that a block's last row sees, and the block's units of them, [first, end): none where `first` is not below `end`.
+struct BlockUnits {
+  int32_t visible, first, end;
+};
+__device__ __forceinline__ BlockUnits UnitsOf(const Args& args, const DeviceChunk& chunk,
+                                              int32_t last_row) {
+  const int32_t visible = VisibleTo(args, chunk, last_row);
+  const int32_t block_units = args.splits_per_block * kUnitsPerSplit;
+  const int32_t first = static_cast<int32_t>(blockIdx.x) * block_units;
+  return {visible, first,
+          min((visible + kDenseUnitTokens - 1) / kDenseUnitTokens, first + block_units)};
+}
 
 // Rows of a block's first split come nearer while the queries are still being made. They are not read yet: this step's are
 // among them.

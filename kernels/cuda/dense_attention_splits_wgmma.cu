@@ -37,11 +37,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   LetNextStart();
   if (first_row >= num_rows) return WaitForEarlier();
   const int32_t last_row = min(first_row + args.tiles_per_set * kWarpRows, num_rows) - 1;
-  const int32_t visible = chunk.position + args.group.Divide(last_row) + 1;
-  const int32_t block_units = args.splits_per_block * kUnitsPerSplit;
-  const int32_t first_unit = static_cast<int32_t>(blockIdx.x) * block_units;
-  const int32_t units =
-      min((visible + kDenseUnitTokens - 1) / kDenseUnitTokens, first_unit + block_units);
+  const auto [visible, first_unit, units] = UnitsOf(args, chunk, last_row);
   if (first_unit >= units) return WaitForEarlier();
   PrefetchSplit<Ring>(args, chunk, kv_head, first_unit, visible);
   Ring ring(args, source, chunk.block_table, kv_head, visible, SharedAddress(shared4));
