@@ -110,6 +110,18 @@ __device__ __forceinline__ void FenceForGroups() {
 #endif
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// Barriers of copies, 8 bytes each; called by all threads of a block.
+template <int kCount>
+__device__ __forceinline__ void InitBarriers(uint32_t barriers) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kCount; ++i) InitBarrier(barriers + 8 * i);
+    FenceBarriers();
+  }
+  __syncthreads();
+}
+#endif
+
 // Units come to shared memory, the next while one is used. Begin() once, behind WaitForEarlier(), then for each unit
 // Next(), between which all threads meet when they have used what it gave. 16 bytes a thread:
 template <int kHeadDim>
@@ -189,11 +201,7 @@ class SwizzledRing {
                 Rows::kStageAlignment) {
     __shared__ alignas(8) uint64_t barriers[kStages];
     barriers_ = SharedAddress(barriers);
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < kStages; ++i) InitBarrier(barriers_ + 8 * i);
-      FenceBarriers();
-    }
-    __syncthreads();
+    InitBarriers<kStages>(barriers_);
   }
 
   __device__ void Begin(int32_t first, int32_t units) {
@@ -284,12 +292,7 @@ class CodesRing {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
       __shared__ alignas(8) uint64_t barriers[2];
       barriers_ = SharedAddress(barriers);
-      if (threadIdx.x == 0) {
-        InitBarrier(barriers_);
-        InitBarrier(barriers_ + 8);
-        FenceBarriers();
-      }
-      __syncthreads();
+      InitBarriers<2>(barriers_);
 #endif
     }
   }
