@@ -9,7 +9,7 @@
 //   FewRowsKernel  a block is one tile; each warp copies its W through a small ring of its own
 //   StreamKernel   up to 16 rows, Hopper: two blocks stay on each multiprocessor and take tile after tile.
 //                  A warp's share of a tile's W is one piece of memory, which the bulk copy engine brings
-//                  through a ring of six times 2 KiB (five from nine rows on): 25 MB are on their way at any time; that many, one
+//                  through a ring of six times 2 KiB: 25 MB are on their way at any time; that many, one
 //                  stage after the other, also come while the kernel before, which makes x, still runs
 // Up to 2 rows StreamKernel takes x as it is, float32, and saves the launch that would order it.
 //
@@ -27,8 +27,14 @@
 //   with programmatic launch                           13.4,  9.2, 52.7, 27.0, 230
 //   a ring of 4, three blocks                          13.5, 10.1, 54.3, 28.4, 231; 36.8 for down when
 //   the next kernel stands ready: its blocks keep the third one out
-//   StreamKernel for 32 rows: 95 us for gate_up where FewRowsKernel takes 62; for 16 (as it is) a step of 9 sequences at 2K
-//     takes 6.70 ms in place of 6.98 on an H100, of 16 7.75 in place of 7.98: it begins earlier
+//   StreamKernel for 32 rows: 95 us for gate_up where FewRowsKernel takes 62; for 16, with a ring of five, a step of 9 sequences
+//     at 2K takes 6.70 ms in place of 6.98 on an H100, of 16 7.75 in place of 7.98: it begins earlier
+// of StreamKernel for more than eight rows, a step of 9 and of 16 rows at 2K on an H200:
+//   a ring of five                                     4.92, 4.86 ms
+//   of six (as it is)                                  4.41, 4.71
+//   of five, x two stages further ahead                4.84, 5.08; of six 4.46, 4.79
+//   of five, x by way of the first-level cache         4.88, 5.01
+//   of five, two tiles of outputs together, which halves what is read of x   5.19, 5.19
 // of StreamKernel in a step at 128K with `lsh:k=2048`:
 //   the ring filled at once while the kernel before runs   5.31 ms: its loads, and x, take 3 us in place of 0.8
 //   five of its stages one after the other                 5.03; four 5.05, three 5.17, five two by two 5.19
@@ -170,18 +176,15 @@ constexpr int kStreamBlocks = 2;  // of a multiprocessor
 constexpr int kStageSlices = 2;
 constexpr int kStageBytes = kStageSlices * kWTileBytes;
 
-// Stages of a warp. Sums of two tiles of rows take the room of one.
-constexpr int StreamRing(int row_tiles) { return row_tiles == 1 ? 6 : 5; }
-constexpr size_t StreamSharedBytes(int row_tiles) {
-  return size_t{kMatmulSegments} * StreamRing(row_tiles) * kStageBytes;
-}
+constexpr int kStreamRing = 6;  // stages of a warp
+constexpr size_t kStreamSharedBytes = size_t{kMatmulSegments} * kStreamRing * kStageBytes;
 
 template <bool kDirect, int kRowTiles>
 __global__ void __launch_bounds__(kThreads, kStreamBlocks)
     StreamKernel(const __grid_constant__ Operands args) {
   static_assert(!kDirect || kRowTiles == 1);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  constexpr int kRing = StreamRing(kRowTiles);
+  constexpr int kRing = kStreamRing;
   extern __shared__ uint4 rings[];  // [warps][kRing] of kStageBytes
   __shared__ uint64_t barriers[kMatmulSegments][kRing];
   __shared__ float4
@@ -481,7 +484,7 @@ namespace {
 bool Streams(int64_t m) {
   constexpr size_t kOtherSharedBytes = 18 * 1024;  // its variables, at most
   return m <= kStreamRows && CurrentDevice().hopper &&
-         StreamSharedBytes(1) + kOtherSharedBytes <= CurrentDevice().block_shared_bytes;
+         kStreamSharedBytes + kOtherSharedBytes <= CurrentDevice().block_shared_bytes;
 }
 
 // x in `operands`, one way or the other.
@@ -489,13 +492,12 @@ cudaError_t Tensor(const Operands& operands, bool portable, Stream stream) {
   const auto tiles = static_cast<unsigned>(CeilDiv(operands.out, 16));
   const int32_t m = operands.m;
   if (!portable && Streams(m)) {
-    const int row_tiles = m <= 8 ? 1 : 2;
     const auto kernel = operands.x == nullptr ? StreamKernel<true, 1>
-                        : row_tiles == 1      ? StreamKernel<false, 1>
+                        : m <= 8              ? StreamKernel<false, 1>
                                               : StreamKernel<false, 2>;
     const auto most = static_cast<unsigned>(CurrentDevice().multiprocessors * kStreamBlocks);
     return LaunchAs({.starts_early = !operands.new_weights}, kernel, std::min(tiles, most),
-                    kThreads, StreamSharedBytes(row_tiles), stream, operands);
+                    kThreads, kStreamSharedBytes, stream, operands);
   }
   if (m <= 8) return FewRows<1, 2, 2, 2>(operands, stream);
   if (m <= 16) return FewRows<2, 2, 2, 2>(operands, stream);

@@ -347,6 +347,7 @@ cudaError_t MatmulBlocks(const Operands& operands, const DeviceWeights& w, Strea
   return WithBlockType(w.type, [&]<WeightType kType>() {
     if (operands.x == nullptr) return StreamBlocks<kType, 1, true>(all, stream);
     if (operands.m <= 8) return StreamBlocks<kType, 1, false>(all, stream);
+    if (operands.m <= 16) return StreamBlocks<kType, 2, false>(all, stream);
     return StreamBlocks<kType, 4, false>(all, stream);
   });
 }
