@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kInTurnWarps* kLanes)
     for (int n = 0; n < kHeadDim / 8; n += 2) {
       AddValues<Rows>(weights, keep, Rows::Channels(values_at, n / 2), o[n], o[n + 1]);
     }
-    if (unit + 1 == units || (unit + 1) % kUnitsPerSplit == 0) {
+    if (unit + 1 == units || BeginsDenseSplit(unit + 1)) {
       AddSplit<kHeadDim>(sums, o, totals, total);
       sums = RowSums();
       Clear(o);
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
   const int32_t last_row = min(first_row + kWarpRows, num_rows) - 1;
   const auto [visible, first_unit, units] = UnitsOf(args, chunk, last_row);
   if (first_unit >= units) return WaitForEarlier();
-  PrefetchSplit<Ring>(args, chunk, kv_head, first_unit, visible);
+  PrefetchTokens<Ring>(args, chunk, kv_head, first_unit, visible);
   Ring ring(args, source, chunk.block_table, kv_head, visible, SharedAddress(shared4));
   WaitForEarlier();
   ring.Begin(first_unit, units);
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
       if (channels >= kPairs) break;
       AddValues<Rows>(weights, keep, Rows::Channels(values_at, channels), o[2 * i], o[2 * i + 1]);
     }
-    if (unit + 1 == units || (unit + 1) % kUnitsPerSplit == 0) end_split(unit / kUnitsPerSplit);
+    if (unit + 1 == units || BeginsDenseSplit(unit + 1)) end_split(DenseSplitOf(unit));
     __syncthreads();
   }
 }
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes, 2)
   const auto visible_to = [&](int32_t tile) { return VisibleTo(args, chunk, last_row_of(tile)); };
   const auto [visible, first_unit, units] = UnitsOf(args, chunk, last_row_of(tiles - 1));
   if (first_unit >= units) return WaitForEarlier();
-  PrefetchSplit<Ring>(args, chunk, kv_head, first_unit, visible);
+  PrefetchTokens<Ring>(args, chunk, kv_head, first_unit, visible);
   Ring ring(args, source, chunk.block_table, kv_head, visible, SharedAddress(shared4));
   WaitForEarlier();
   ring.Begin(first_unit, units);
@@ -367,7 +367,7 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes, 2)
     }
     __syncthreads();
     const auto ends_split = [&](int32_t tile_units) {
-      return unit + 1 == tile_units || (unit + 1) % kUnitsPerSplit == 0;
+      return unit + 1 == tile_units || BeginsDenseSplit(unit + 1);
     };
     const auto units_of = [&](int32_t tile) {
       return min((visible_to(tile) + kDenseUnitTokens - 1) / kDenseUnitTokens, units);
@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes, 2)
     const auto part_of = [&](int32_t tile, int r) {
       const int64_t place =
           ((place_of_chunk + tile) * args.kv_heads + kv_head) * kWarpRows + lane / 4 + 8 * r;
-      return place * args.splits + unit / kUnitsPerSplit;
+      return place * args.splits + DenseSplitOf(unit);
     };
     if (warp < tiles && first_token < visible_to(warp)) {
       float scores[2 * kUnitTiles][4], keep[2];
@@ -511,7 +511,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   WaitForEarlier();
   if (row >= chunk.num_tokens * group) return;
   const int32_t token = args.group.Divide(row);
-  const int32_t splits = (chunk.position + token + 1 + kDenseSplitTokens - 1) / kDenseSplitTokens;
+  const int32_t splits = DenseSplits(chunk.position + token + 1);
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const int warp = thread / kLanes, lane = thread % kLanes;
   const int64_t place =
@@ -604,13 +604,10 @@ __global__ void __launch_bounds__(kMergeThreads)
 int32_t TilesOf(const DenseAttentionShape& shape) {
   return static_cast<int32_t>(CeilDiv(int64_t{shape.max_chunk_tokens} * shape.group, kWarpRows));
 }
-int32_t SplitsOf(const DenseAttentionShape& shape) {
-  return static_cast<int32_t>(CeilDiv(shape.max_keys, kDenseSplitTokens));
-}
 // Of splits, kSideBySide.
 size_t NumParts(const DenseAttentionShape& shape) {
   return size_t{1} * shape.num_chunks * TilesOf(shape) * shape.layout.kv_heads * kWarpRows *
-         SplitsOf(shape);
+         DenseSplits(shape.max_keys);
 }
 
 // kTogether: there is room in shared memory for several tiles' scores.
@@ -719,8 +716,8 @@ cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_
             static_cast<float*>(workspace),
             nullptr,
             TilesOf(shape),
-            SplitsOf(shape),
-            1,
+            DenseSplits(shape.max_keys),
+            0,
             1,
             1,
             0};

@@ -9,8 +9,8 @@
 // Order, fixed by a query's position alone:
 //   unit   64 tokens, from position 0 on, taken whole: what a query does not see has weight zero.
 //          The unit's largest score becomes what weights are relative to if it is larger by 2^8
-//   split  kDenseSplitTokens tokens, from position 0 on: a fresh state. States of splits are merged
-//          from left to right
+//   split  whole units, more of them further on (dense_splits.h): a fresh state. States of splits are merged from left to
+//          right
 // A query alone, in a chunk of any size, and beside others thus gets the same bits, and so do the two
 // ways to launch: with the splits one after the other in a block (`kInTurn`, for prompts), or each in
 // a block of its own and merged by a second launch (`kSideBySide`, for few queries).
@@ -23,12 +23,11 @@
 #ifndef WINNOW_KERNELS_CUDA_DENSE_ATTENTION_H_
 #define WINNOW_KERNELS_CUDA_DENSE_ATTENTION_H_
 
+#include "kernels/cuda/dense_splits.h"
 #include "kernels/cuda/device_types.h"
 
 namespace winnow::kernels::cuda {
 
-inline constexpr int32_t kDenseUnitTokens = 64;
-inline constexpr int32_t kDenseSplitTokens = 256;
 inline constexpr int32_t kDenseTileRows = 16;  // tokens times heads of a group that share a tile
 inline constexpr int32_t kDenseTilesTogether = 4;  // that share a reading of the keys, side by side
 

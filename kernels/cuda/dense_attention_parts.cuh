@@ -16,7 +16,6 @@ inline constexpr int kLanes = 32;
 inline constexpr int kWarpRows = kDenseTileRows;
 inline constexpr int kInTurnWarps = 8;  // of a block that takes splits in turn, by rows
 inline constexpr int kSplitWarps = 4;
-inline constexpr int kUnitsPerSplit = kDenseSplitTokens / kDenseUnitTokens;
 inline constexpr int kUnitTiles = kDenseUnitTokens / 16;
 inline constexpr int kTilesTogether = kDenseTilesTogether;
 static_assert(kTilesTogether <= kSplitWarps);  // each is weighed by a warp
@@ -36,7 +35,7 @@ struct Args {
   float* parts;       // [chunks][tiles][Hkv][16][splits][d]
   float2* part_ends;  // max and sum [chunks][tiles][Hkv][16][splits]
   int32_t tiles, splits;
-  int32_t splits_per_block;
+  int32_t block_units;               // of whole splits
   int32_t tile_sets, tiles_per_set;  // of a chunk: tiles that a block takes together
   int32_t unused;
 };

@@ -7,7 +7,6 @@
 #define WINNOW_KERNELS_CUDA_DENSE_ATTENTION_SPLITS_CUH_
 
 #include <algorithm>
-#include <limits>
 
 #include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/dense_attention.h"
@@ -359,28 +358,27 @@ __device__ __forceinline__ int32_t VisibleTo(const Args& args, const DeviceChunk
 }
 
 // Keys that a block's last row sees, and the block's units of them, [first, end): none where `first` is not below `end`.
-struct BlockUnits {
+struct UnitRange {
   int32_t visible, first, end;
 };
-__device__ __forceinline__ BlockUnits UnitsOf(const Args& args, const DeviceChunk& chunk,
-                                              int32_t last_row) {
+__device__ __forceinline__ UnitRange UnitsOf(const Args& args, const DeviceChunk& chunk,
+                                             int32_t last_row) {
   const int32_t visible = VisibleTo(args, chunk, last_row);
-  const int32_t block_units = args.splits_per_block * kUnitsPerSplit;
-  const int32_t first = static_cast<int32_t>(blockIdx.x) * block_units;
-  return {visible, first,
-          min((visible + kDenseUnitTokens - 1) / kDenseUnitTokens, first + block_units)};
+  const int32_t first = static_cast<int32_t>(blockIdx.x) * args.block_units;
+  return {visible, first, min(DenseUnits(visible), first + args.block_units)};
 }
 
-// Rows of a block's first split come nearer while the queries are still being made. They are not read yet: this step's are
+// Rows of a block's first tokens come nearer while the queries are still being made. They are not read yet: this step's are
 // among them.
 template <typename Ring>
-__device__ __forceinline__ void PrefetchSplit(const Args& args, const DeviceChunk& chunk,
-                                              int32_t kv_head, int32_t first_unit,
-                                              int32_t visible) {
+__device__ __forceinline__ void PrefetchTokens(const Args& args, const DeviceChunk& chunk,
+                                               int32_t kv_head, int32_t first_unit,
+                                               int32_t visible) {
+  constexpr int kTokens = 256;
   constexpr int kLines = (Ring::kRowBytes + 127) / 128;  // of a row
   const uint8_t* head = args.pool + kv_head * args.head_bytes;
-  const int32_t last_token = min(visible, first_unit * kDenseUnitTokens + kDenseSplitTokens);
-  for (int32_t i = threadIdx.x; i < kDenseSplitTokens * kLines; i += kSplitWarps * kLanes) {
+  const int32_t last_token = min(visible, first_unit * kDenseUnitTokens + kTokens);
+  for (int32_t i = threadIdx.x; i < kTokens * kLines; i += kSplitWarps * kLanes) {
     const int32_t token = first_unit * kDenseUnitTokens + i / kLines;
     if (token >= last_token) break;
     const int32_t block = args.block_tokens.Divide(token);
@@ -390,40 +388,23 @@ __device__ __forceinline__ void PrefetchSplit(const Args& args, const DeviceChun
   }
 }
 
-// For `rows` of `splits` each, where `slots` blocks run at once: the blocks are as many as make the fewest splits one after
-// the other, in at most eight waves of them. A block's beginning, in which it only waits, counts for half a split.
-inline int32_t SplitsPerBlock(int32_t splits, int64_t rows, int64_t slots) {
-  int64_t best = splits, least = std::numeric_limits<int64_t>::max();
-  for (int64_t wave = 1; wave <= 8; ++wave) {
-    const int64_t each = CeilDiv(splits, std::clamp<int64_t>(wave * slots / rows, 1, splits));
-    const int64_t waves = CeilDiv(rows * CeilDiv(splits, each), slots);
-    if (const int64_t halves = waves * (2 * each + 1); halves < least) {
-      least = halves;
-      best = each;
-    }
-  }
-  return static_cast<int32_t>(best);
-}
-
 // Asks for a kernel whose blocks have kSplitWarps warps.
 template <typename Source>
 cudaError_t LaunchSplits(void (*kernel)(Args, Source), size_t shared_bytes, unsigned sets,
                          const DenseAttentionShape& shape, Args& args, const Source& source,
                          Stream stream) {
-  const dim3 grid(args.splits, shape.layout.kv_heads, shape.num_chunks * sets);
+  const unsigned heads = shape.layout.kv_heads, tiles = shape.num_chunks * sets;
   int at_once = 0;
   if (const cudaError_t error =
           BlocksPerMultiprocessor(kernel, kSplitWarps * kLanes, shared_bytes, &at_once);
       error != cudaSuccess) {
     return error;
   }
-  const int64_t rows = int64_t{grid.y} * grid.z;
-  const int64_t slots = int64_t{at_once} * CurrentDevice().multiprocessors;
-  args.splits_per_block = SplitsPerBlock(args.splits, rows, slots);
-  const dim3 block_grid(static_cast<unsigned>(CeilDiv(args.splits, args.splits_per_block)), grid.y,
-                        grid.z);
-  return Launch(kernel, block_grid, kSplitWarps * kLanes, shared_bytes, stream, false, args,
-                source);
+  const int32_t units = DenseUnits(std::max(shape.max_keys, 1));
+  args.block_units = DenseBlockUnits(units, int64_t{heads} * tiles,
+                                     int64_t{at_once} * CurrentDevice().multiprocessors);
+  const dim3 grid(static_cast<unsigned>(CeilDiv(units, args.block_units)), heads, tiles);
+  return Launch(kernel, grid, kSplitWarps * kLanes, shared_bytes, stream, false, args, source);
 }
 
 // Whether the code that runs on the current device has the warpgroup's kernel for such heads.

@@ -4,10 +4,10 @@
 // one of these at a time; the others on its multiprocessor do another meanwhile, and a unit of each is on its way.
 // The same units, splits and roundings as dense_attention.cu's kernels; so the same bits.
 //
-// H200, 128K tokens of 8 KV heads, d 128, G 4: 174 us for 5 tokens, 198 for 9, 244 for 16; one takes 146, and 9 took 307 with
-// matrix instructions of a warp. The states of splits are what is left: with those of four splits merged here, 152, 163 and
-// 183. The order of sums then has another level, for which the kernel of prompts has no registers: its sums waited in `out`,
-// and prompts of 32K went at 0.87 of their speed. Two blocks with three stages each, because three would spill with d 128.
+// H200, 128K tokens of 8 KV heads, d 128, G 4: with splits of 256 tokens 174 us for 5 tokens, 198 for 9, 244 for 16, where one
+// took 146, and 9 took 307 with matrix instructions of a warp. The rest was states of splits, of which longer ones have a third
+// (dense_splits.h). With those of four splits of 256 merged here the order of sums has another level, for which the kernel of
+// prompts has no registers: its sums waited in `out`, and prompts of 32K went at 0.87 of their speed. Two blocks with three stages each, because three would spill with d 128.
 #include "kernels/cuda/dense_attention_splits.cuh"
 
 namespace winnow::kernels::cuda::dense {
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int32_t last_row = min(first_row + args.tiles_per_set * kWarpRows, num_rows) - 1;
   const auto [visible, first_unit, units] = UnitsOf(args, chunk, last_row);
   if (first_unit >= units) return WaitForEarlier();
-  PrefetchSplit<Ring>(args, chunk, kv_head, first_unit, visible);
+  PrefetchTokens<Ring>(args, chunk, kv_head, first_unit, visible);
   Ring ring(args, source, chunk.block_table, kv_head, visible, SharedAddress(shared4));
   WaitForEarlier();
   ring.Begin(first_unit, units);
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     CommitGroup();
     WaitForGroups<0>();
-    const bool begins = unit % kUnitsPerSplit == 0;
+    const bool begins = BeginsDenseSplit(unit);
     if (has_rows) {
       float keep[2];
       Weigh(scores, unit * kDenseUnitTokens, sees, sums, weights, keep);
@@ -89,14 +89,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     CommitGroup();
     WaitForGroups<0>();
-    if (unit + 1 == units || (unit + 1) % kUnitsPerSplit == 0) {
+    if (unit + 1 == units || BeginsDenseSplit(unit + 1)) {
       sums.Join();
       const int64_t tile_rows =
           ((int64_t{chunk_index} * args.tiles + tile) * args.kv_heads + kv_head) * kWarpRows;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         if (sees[r] == 0) continue;
-        const int64_t part = (tile_rows + lane / 4 + 8 * r) * args.splits + unit / kUnitsPerSplit;
+        const int64_t part = (tile_rows + lane / 4 + 8 * r) * args.splits + DenseSplitOf(unit);
 #pragma unroll
         for (int n = 0; n < kHeadDim / 8; ++n) {
           *reinterpret_cast<float2*>(args.parts + part * kHeadDim + n * 8 + pair) =

@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     WaitForGroups<0>();
     Weigh(scores, 0, sees, sums, weights, keep);
     for (int32_t unit = 0; unit < units; ++unit) {
-      const bool begins = unit % kUnitsPerSplit == 0, is_last = unit + 1 == units;
+      const bool begins = BeginsDenseSplit(unit), is_last = unit + 1 == units;
       if (!begins) rescale();
       if (is_last) {
         start_values(stage, begins);
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       start_values(my_stage, begins);
       WaitForGroups<0>();
       if (lane == 0) Arrive(SharedAddress(emptied + my_stage));
-      if ((unit + 1) % kUnitsPerSplit == 0) {
+      if (BeginsDenseSplit(unit + 1)) {
         AddSplit<kHeadDim>(sums, o, totals, total);
         sums = RowSums();
       }

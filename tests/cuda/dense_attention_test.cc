@@ -260,9 +260,10 @@ TEST_F(CudaDenseAttentionTest, ALongContextInMoreLaunchesThanOne) {
 // several. A million tokens of blocks that come again.
 TEST_F(CudaDenseAttentionTest, FewQueriesOfAVeryLongContextInMoreLaunchesThanOne) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{1, 128, 64, AnyCudaKvType(random_)};
+  const KvLayout layout{4, 128, 64, AnyCudaKvType(random_)};
   const int32_t count = 272, few = 8, group = 16;
-  ASSERT_GT(AttentionSets(count, group, 1), kSetsOfAWave);  // together they go in turn
+  ASSERT_GT(AttentionSets(count, group, layout.kv_heads),
+            kSetsOfAWave);  // together they go in turn
   PagedKv kv(random_, layout, {4096});
   const auto pool = UploadPool(kv);
   std::vector<int32_t> table(16400);
@@ -270,7 +271,7 @@ TEST_F(CudaDenseAttentionTest, FewQueriesOfAVeryLongContextInMoreLaunchesThanOne
   const auto n = static_cast<int32_t>(table.size()) * layout.block_tokens;
   ASSERT_GT(DenseAttentionWorkspaceBytes({1, few, n, group, layout, DenseWay::kSideBySide}),
             size_t{256} << 20);
-  Matrix q = Matrix::Normal(random_, count, int64_t{group} * 128);
+  Matrix q = Matrix::Normal(random_, count, int64_t{layout.kv_heads} * group * 128);
   const std::vector<AttentionChunk> in_turn = {{0, count, n - count, table}};
   std::vector<AttentionChunk> pieces;
   for (int32_t i = 0; i < count; i += few) pieces.push_back({i, few, n - count + i, table});

@@ -11,11 +11,11 @@ namespace {
 
 constexpr int32_t kGroup = 4, kKvHeads = 8;
 
-AttentionWays WaysOf(const std::vector<int32_t>& tokens) {
+AttentionWays WaysOf(const std::vector<int32_t>& tokens, int32_t position = 1000) {
   std::vector<AttentionChunk> chunks;
   int32_t row = 0;
   for (const int32_t count : tokens) {
-    chunks.push_back({row, count, /*position=*/1000, {}});
+    chunks.push_back({row, count, position, {}});
     row += count;
   }
   AttentionWays ways;
@@ -75,6 +75,16 @@ TEST(AttentionWaysTest, ManyVerificationsGoInTurn) {
   EXPECT_EQ(ways.many.size(), 9u);
   EXPECT_EQ(Rows(ways.few), RowList{81});
   EXPECT_EQ(Rows(ways.several), RowList{82});
+}
+
+// Of a long context they are split as long as their tiles are a set.
+TEST(AttentionWaysTest, ManyVerificationsOfLongContextsAreSplit) {
+  std::vector<int32_t> tokens(24, 9);
+  tokens.insert(tokens.end(), {16, 17, 17, 17, 17, 17});
+  const AttentionWays ways = WaysOf(tokens, kLongContext);
+  EXPECT_EQ(ways.several.size(), 25u);
+  EXPECT_EQ(ways.many.size(), 5u);
+  EXPECT_EQ(WaysOf(tokens, kLongContext - 1).many.size(), 30u);
 }
 
 TEST(AttentionWaysTest, NothingIsNothing) {
