@@ -10,7 +10,7 @@
 
 namespace winnow::kernels {
 
-inline constexpr int kArithmeticVersion = 3;
+inline constexpr int kArithmeticVersion = 4;
 
 }  // namespace winnow::kernels
 

@@ -1,11 +1,13 @@
 // y = x Wᵀ (+ bias) (+ y) with weights of 8-bit floats in blocks (quantized.h: kF8x32, kF8x128), which are widened in
-// registers. x stays float32: the weights' rounding in the file is the only loss beside float32's.
+// registers. x stays float32: the weights' rounding in the file is the only loss beside float32's. On AMX x is rounded to
+// bfloat16 (nearest even), as in products with bfloat16 weights.
 //
 //   x [m][in] f32, W [out][in] in blocks, y [m][out] f32, bias [out] f32.
 //
 // Order: a block's products x · w are added to zero by one chain of fused multiply-adds in ascending order of the inner
 // dimension; the sum times the block's scale is added to y's element by another, blocks in ascending order. Then come the
-// bias and what y held. It does not depend on m. AVX2 and AVX-512 give the same bits; the scalar kernels do not fuse.
+// bias and what y held. It does not depend on m. AVX2 and AVX-512 give the same bits; the scalar kernels do not fuse. AMX adds
+// a block's products up tile by tile of 32 inner values (cpu/amx_tiles_impl.h), and scales as above.
 // Weights meet x as w / 256, which is what their bits say as a float16's, and scales are 256 times as large for it: both
 // exact, as long as no product is a subnormal float32.
 //

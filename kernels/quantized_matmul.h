@@ -9,7 +9,7 @@
 // Order: one sum per element of y over the weights' groups, in ascending order. A group adds
 //     float(Σ (q - bias) p) · (s · t), by one fused multiply-add,
 // and with an offset o then  o · (t · float(Σ p)), by another; both Σ are of integers and exact. Then come the bias and
-// what y held. It does not depend on m. AVX2 and AVX-512 give the same bits; the scalar kernels do not fuse.
+// what y held. It does not depend on m. AVX2, AVX-512 and AMX give the same bits; the scalar kernels do not fuse.
 //
 // The rounding of x is the only loss beside float32's: per value at most half a 127th of its 32's largest.
 //

@@ -42,6 +42,10 @@ struct AmxTiles {
   static void Dot() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sum), "i"(rows), "i"(panel));
   }
+  template <int sum, int rows, int panel>
+  static void DotBytes() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sum), "i"(rows), "i"(panel));
+  }
   static void Release() { asm volatile("tilerelease"); }
 };
 

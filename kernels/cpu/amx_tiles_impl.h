@@ -1,10 +1,11 @@
-// Products by matrix tiles: 16 rows times 16 outputs, 32 inner values an instruction. Panels (panel.h) and rows are those of
+// Products by matrix tiles of bfloat16: 16 rows times 16 outputs, 32 inner values an instruction. Panels (panel.h) and rows are those of
 // AVX-512's bfloat16 product: sixteen steps of a panel are a tile of 16 x 64 bytes as they lie.
 //
 // `Tiles` is the processor's (amx_tiles.h), or the tests':
 //   Configure(shapes)                          all tiles' shapes; their values become zero
 //   Zero<t>(), Load<t>(from, stride), Store<t>(to, stride)
-//   Dot<sum, rows, panel>()                    sum += rows x panel
+//   Dot<sum, rows, panel>()                    sum += rows x panel, bfloat16
+//   DotBytes<sum, rows, panel>()               the same of signed bytes, in int32: exact
 //   Release()                                  at the end
 //
 // Order (Intel's description of tdpbf16ps): of each 32 inner values, one chain of multiply-adds over those at even places

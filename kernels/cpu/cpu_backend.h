@@ -151,10 +151,12 @@ class CpuBackend final : public Backend {
   void Multiply(const PartProduct& product, Float8Blocks float8);
   template <typename Call>
   void RunTiles(const PartProduct& product, const Call& call, auto* tiles,
-                const ProductSplit& split = {});
+                const ProductSplit& split);
   // Rows of x, each prepared, `row_bytes` apart; valid until the next call.
   std::byte* PrepareRows(const Tensor& x, size_t row_bytes,
                          void (*prepare)(const float*, int64_t, void*));
+  // Rows of a product's operands: x as it is, or prepared as bfloat16.
+  void SetRows(const Tensor& x, bool bf16, MatmulOperands& operands);
 
   // One tile of queries of an attention call.
   struct AttentionWork {

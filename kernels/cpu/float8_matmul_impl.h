@@ -1,7 +1,6 @@
 // See kernels/float8_matmul.h. Compiled by float8_matmul_{scalar,avx2,avx512}.cc.
-#include <cstring>
-
 #include "kernels/cpu/float8_panel.h"
+#include "kernels/cpu/float8_weights_impl.h"
 #include "kernels/cpu/ops.h"
 #include "kernels/cpu/store_tile_impl.h"
 #include "kernels/cpu/tile_impl.h"
@@ -9,50 +8,6 @@
 
 namespace winnow::kernels::WINNOW_ISA {
 namespace {
-
-// Weights of a step become float16 by moving their magnitude seven bits up below the sign, and then float32. The sign comes
-// along twice where 16 bits are shifted as a signed number; the mask takes the second away.
-struct Float8Panels {
-  static constexpr size_t kStepBytes = kFloat8StepBytes;
-  using Row = float;
-  static constexpr int kRowPerStep = kFloat8StepInputs;
-  struct Weights {
-    Vec::Reg first, second;
-  };
-  struct Input {
-    Vec::Reg first, second;
-  };
-  static Weights LoadWeights(const std::byte* step, int i) {
-#if defined(__AVX512F__)
-    const auto widen = [](__m256i high) {
-      return _mm512_cvtph_ps(
-          _mm256_and_si256(_mm256_srai_epi16(high, 1), _mm256_set1_epi16(kMask)));
-    };
-    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(step) + i);
-    return {widen(_mm256_slli_epi16(pairs, 8)), widen(pairs)};
-#elif defined(__AVX2__)
-    const auto widen = [](__m128i high) {
-      return _mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(high, 1), _mm_set1_epi16(kMask)));
-    };
-    const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(step) + i);
-    return {widen(_mm_slli_epi16(pairs, 8)), widen(pairs)};
-#else
-    uint16_t pair;
-    std::memcpy(&pair, step + kFloat8StepInputs * i, sizeof pair);
-    const auto widen = [](uint16_t high) {
-      return ToFloat(F16{static_cast<uint16_t>((high & 0x8000) | (high & 0x7f00) >> 1)});
-    };
-    return {widen(static_cast<uint16_t>(pair << 8)), widen(pair)};
-#endif
-  }
-  static Input LoadInput(const Row* row) { return {Vec::Set1(row[0]), Vec::Set1(row[1])}; }
-  static Vec::Reg MulAdd(Input x, Weights w, Vec::Reg sum) {
-    return Vec::MulAdd(x.second, w.second, Vec::MulAdd(x.first, w.first, sum));
-  }
-
- private:
-  [[maybe_unused]] static constexpr auto kMask = static_cast<int16_t>(0xbf80);
-};
 
 struct Float8Kernel {
   // Fewer sums than registers have room for, as the weights of a step take two registers each.
@@ -83,15 +38,7 @@ struct Float8Kernel {
       AccumulateTile<Float8Panels, kRows, kPanels>(x + at, row_stride, block + kFloat8ScaleBytes,
                                                    panel_bytes,
                                                    call.block_values / kFloat8StepInputs, sums);
-      for (int i = 0; i < totals.kRegs; ++i) {
-        const Vec::Reg scale =
-            Vec::Load(reinterpret_cast<const float*>(
-                          block + static_cast<size_t>(i / kRegsPerPanel) * panel_bytes) +
-                      i % kRegsPerPanel * Vec::kLanes);
-        for (int r = 0; r < kRows; ++r) {
-          totals.reg[r][i] = Vec::MulAdd(sums.reg[r][i], scale, totals.reg[r][i]);
-        }
-      }
+      AddScaled(sums, block, panel_bytes, totals);
       block += Float8BlockBytes(call.block_values);
     }
     StoreTile(call, row, panel, totals.reg);

@@ -259,18 +259,22 @@ std::byte* CpuBackend::PrepareRows(const Tensor& x, size_t row_bytes,
   return prepared;
 }
 
+void CpuBackend::SetRows(const Tensor& x, bool bf16, MatmulOperands& operands) {
+  if (bf16) {
+    operands.row_bytes =
+        PaddedRowBytes(static_cast<size_t>(x.cols + x.cols % 2) * ops_.prepared_bf16_value_bytes);
+    operands.rows = PrepareRows(x, operands.row_bytes, ops_.prepare_bf16_row);
+  } else {
+    operands.row_bytes = static_cast<size_t>(x.stride) * sizeof(float);
+    operands.rows = x.data;
+  }
+}
+
 void CpuBackend::Multiply(const PartProduct& product, PlainPanels plain) {
   const Tensor& x = product.x;
   auto call = CallOf<MatmulCall>(product);
   call.compute = plain.compute;
-  if (plain.compute == DType::kBF16) {
-    call.row_bytes =
-        PaddedRowBytes(static_cast<size_t>(x.cols + x.cols % 2) * ops_.prepared_bf16_value_bytes);
-    call.rows = PrepareRows(x, call.row_bytes, ops_.prepare_bf16_row);
-  } else {
-    call.row_bytes = static_cast<size_t>(x.stride) * sizeof(float);
-    call.rows = x.data;
-  }
+  SetRows(x, plain.compute == DType::kBF16, call);
   RunTiles(product, call, ops_.matmul_tiles, ops_.product_split);
 }
 
@@ -279,15 +283,14 @@ void CpuBackend::Multiply(const PartProduct& product, const BlockShape& shape) {
   call.shape = shape;
   call.row_bytes = PaddedRowBytes(static_cast<size_t>(PreparedRow::Bytes(product.x.cols)));
   call.rows = PrepareRows(product.x, call.row_bytes, ops_.prepare_rounded_row);
-  RunTiles(product, call, ops_.quantized_matmul_tiles);
+  RunTiles(product, call, ops_.quantized_matmul_tiles, ops_.quantized_split);
 }
 
 void CpuBackend::Multiply(const PartProduct& product, Float8Blocks float8) {
   auto call = CallOf<Float8MatmulCall>(product);
   call.block_values = float8.block_values;
-  call.row_bytes = static_cast<size_t>(product.x.stride) * sizeof(float);
-  call.rows = product.x.data;
-  RunTiles(product, call, ops_.float8_matmul_tiles);
+  SetRows(product.x, ops_.float8_prepared, call);
+  RunTiles(product, call, ops_.float8_matmul_tiles, ops_.float8_split);
 }
 
 void CpuBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cpu/amx_loops_impl.h"
 #include "kernels/cpu/amx_tiles_impl.h"
 #include "kernels/cpu/ops.h"
 #include "kernels/cpu/store_tile_impl.h"
@@ -17,45 +18,17 @@ namespace {
 template <typename Tiles>
 class TiledMatmul {
  public:
-  // All rows of [first_row, last_row) meet all panels of [first_panel, last_panel). Tiles are configured once for blocks of
-  // 32 rows and once for the rest. A group of panels meets all rows before the next one comes, so that it stays in the cache.
+  static constexpr int64_t kMostRows = 1;  // a block's, each by itself
+
   static void Run(const MatmulCall& call, int64_t first_row, int64_t last_row, int64_t first_panel,
                   int64_t last_panel) {
-    constexpr int64_t kBlockRows = 2 * kTileHeight;
-    const int64_t whole = first_row + (last_row - first_row) / kBlockRows * kBlockRows;
-    const int rest = static_cast<int>(last_row - whole);
-    if (whole > first_row) {
-      TileProduct<Tiles, 2, 2>::Configure(kBlockRows);
-      Panels<2, 2>(call, first_row, whole, kBlockRows, first_panel, last_panel);
-    }
-    if (rest > kTileHeight) {
-      TileProduct<Tiles, 2, 2>::Configure(rest);
-      Panels<2, 2>(call, whole, last_row, rest, first_panel, last_panel);
-    } else if (rest > 0) {
-      TileProduct<Tiles, 1, 4>::Configure(rest);
-      Panels<1, 4>(call, whole, last_row, rest, first_panel, last_panel);
-    }
-    Tiles::Release();
-  }
-
- private:
-  template <int kRowTiles, int kPanels>
-  static void Panels(const MatmulCall& call, int64_t first_row, int64_t last_row, int rows,
-                     int64_t panel, int64_t last_panel) {
-    for (; panel + kPanels <= last_panel; panel += kPanels) {
-      for (int64_t row = first_row; row < last_row; row += rows) {
-        Block<kRowTiles, kPanels>(call, row, rows, panel);
-      }
-    }
-    if constexpr (kPanels > 1) {
-      if (panel < last_panel) {
-        Panels<kRowTiles, kPanels / 2>(call, first_row, last_row, rows, panel, last_panel);
-      }
-    }
+    TiledLoops<Tiles, TiledMatmul, MatmulCall>::Run(call, first_row, last_row, first_panel,
+                                                    last_panel);
   }
 
   template <int kRowTiles, int kPanels>
-  static void Block(const MatmulCall& call, int64_t row, int rows, int64_t panel) {
+  static void Block(const MatmulCall& call, int64_t row, int64_t /*last_row*/, int rows,
+                    int64_t panel) {
     using Product = TileProduct<Tiles, kRowTiles, kPanels>;
     const size_t panel_bytes = PanelBytes(DType::kBF16, call.in_features);
     Product::ZeroSums();

@@ -17,7 +17,8 @@ namespace {
     .read_kv_row = isa::ReadKvRow, .prepare_bf16_row = isa::PrepareBF16Row,                       \
     .prepared_bf16_value_bytes = bf16_value_bytes, .matmul_tiles = isa::MatmulTiles,              \
     .product_split = {}, .quantized_matmul_tiles = isa::QuantizedMatmulTiles,                     \
-    .prepare_rounded_row = isa::PrepareRoundedRow, .float8_matmul_tiles = isa::Float8MatmulTiles, \
+    .quantized_split = {}, .prepare_rounded_row = isa::PrepareRoundedRow,                         \
+    .float8_matmul_tiles = isa::Float8MatmulTiles, .float8_split = {}, .float8_prepared = false,  \
     .attend_splits = isa::AttendSplits, .encode_rows = isa::EncodeRows,                           \
     .scan_codes = isa::ScanCodes, .find_candidates = isa::FindCandidates,                         \
     .read_loop = isa::ReadLoop, .split_row_queries = isa::SplitRowQueries,                        \
@@ -49,6 +50,11 @@ constexpr CpuOps WithAmx(CpuOps ops) {
                        .most_rows = 128,
                        .one_row_panels = 1,
                        .one_row_bytes = 256 << 10};
+  ops.quantized_matmul_tiles = amx::QuantizedMatmulTiles;
+  ops.quantized_split = {.panels = 4, .least_rows = 48, .most_rows = 128};
+  ops.float8_matmul_tiles = amx::Float8MatmulTiles;
+  ops.float8_split = ops.product_split;
+  ops.float8_prepared = true;
   return ops;
 }
 constexpr CpuOps kAmx = WithAmx(kAvx512);
@@ -78,16 +84,16 @@ bool HasAvx512() {
          __builtin_cpu_supports("avx512vpopcntdq") && __builtin_cpu_supports("gfni");
 }
 
-// Tiles, their bf16 product, and the system's leave to use them, which Linux gives to a process that asks: their 8 KiB are
+// Tiles, their products, and the system's leave to use them, which Linux gives to a process that asks: their 8 KiB are
 // a part of what is saved of every thread that has used them.
 bool HasAmx() {
   static const bool has = [] {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-    constexpr unsigned kTile = 1u << 24, kBF16 = 1u << 22;
+    constexpr unsigned kTile = 1u << 24, kBF16 = 1u << 22, kInt8 = 1u << 25;
     constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
     constexpr int kTileData = 18;               // XFEATURE_XTILEDATA
     return HasAvx512() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 &&
-           (edx & kTile) != 0 && (edx & kBF16) != 0 &&
+           (edx & kTile) != 0 && (edx & kBF16) != 0 && (edx & kInt8) != 0 &&
            syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();
   return has;

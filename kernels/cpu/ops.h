@@ -73,7 +73,7 @@ using QuantizedMatmulTilesFn = void(const QuantizedMatmulCall& call, int64_t fir
 using PrepareRoundedRowFn = void(const float* x, int64_t n, void* out);
 
 // ---- matmul with weights of 8-bit floats (kernels/float8_matmul.h) ----
-// Rows are f32; float8_panel.h has the panels.
+// Rows are f32, or prepared; float8_panel.h has the panels.
 struct Float8MatmulCall : MatmulOperands {
   int64_t block_values = 0;  // of one scale
 };
@@ -309,8 +309,11 @@ struct CpuOps {
   MatmulTilesFn* matmul_tiles;
   ProductSplit product_split;  // for matmul_tiles
   QuantizedMatmulTilesFn* quantized_matmul_tiles;
+  ProductSplit quantized_split;
   PrepareRoundedRowFn* prepare_rounded_row;
   Float8MatmulTilesFn* float8_matmul_tiles;
+  ProductSplit float8_split;
+  bool float8_prepared;  // its rows are those of prepare_bf16_row; else f32
   AttendSplitsFn* attend_splits;
   EncodeRowsFn* encode_rows;
   ScanCodesFn* scan_codes;
@@ -392,6 +395,8 @@ WINNOW_DECLARE_CPU_OPS(avx512)
 // AMX has the rest of avx512.
 namespace amx {
 MatmulTilesFn MatmulTiles;
+QuantizedMatmulTilesFn QuantizedMatmulTiles;
+Float8MatmulTilesFn Float8MatmulTiles;
 AttendSplitsFn AttendSplits;
 }  // namespace amx
 

@@ -35,7 +35,8 @@ TEST(CpuBackendTest, TheInstructionSetsAreThoseThatTheSystemReports) {
                       has("avx512_vpopcntdq");
   EXPECT_EQ(MakeCpuBackend("avx2", 1) != nullptr, avx2);
   EXPECT_EQ(MakeCpuBackend("avx512", 1) != nullptr, avx512);
-  EXPECT_EQ(MakeCpuBackend("amx", 1) != nullptr, avx512 && has("amx_tile") && has("amx_bf16"));
+  EXPECT_EQ(MakeCpuBackend("amx", 1) != nullptr,
+            avx512 && has("amx_tile") && has("amx_bf16") && has("amx_int8"));
 }
 
 TEST(CpuBackendTest, ItsNameSaysInstructionSetAndThreads) {

@@ -1,4 +1,4 @@
-// Matrix tiles as Intel describes them (tileloadd, tdpbf16ps, tilestored), in plain C++: what matmul_amx_impl.h computes on a
+// Matrix tiles as Intel describes them (tileloadd, tdpbf16ps, tdpbssd, tilestored), in plain C++: what *_amx_impl.h compute on a
 // processor without them, and what those of a processor are compared with.
 #ifndef WINNOW_TESTS_UNIT_KERNELS_EMULATED_TILES_H_
 #define WINNOW_TESTS_UNIT_KERNELS_EMULATED_TILES_H_
@@ -39,7 +39,7 @@ inline float FlushedMulAdd(float a, float b, float c) {
   return Flush(std::fma(Flush(a), Flush(b), Flush(c)));
 }
 
-// A class for matmul_amx_impl.h. One thread at a time.
+// A class for amx_tiles_impl.h. One thread at a time.
 class EmulatedTiles {
  public:
   template <typename Shapes>
@@ -77,9 +77,7 @@ class EmulatedTiles {
     Tile& c = At<sum>();
     const Tile& a = At<rows>();
     const Tile& b = At<panel>();
-    EXPECT_EQ(c.rows, a.rows);
-    EXPECT_EQ(c.bytes_per_row, b.bytes_per_row);
-    EXPECT_EQ(b.rows, a.bytes_per_row / 4);
+    ExpectFit(c, a, b);
     for (int m = 0; m < c.rows; ++m) {
       for (int n = 0; n < c.bytes_per_row / 4; ++n) {
         float even = 0, odd = 0;
@@ -93,10 +91,33 @@ class EmulatedTiles {
       }
     }
   }
+  template <int sum, int rows, int panel>
+  static void DotBytes() {
+    Tile& c = At<sum>();
+    const Tile& a = At<rows>();
+    const Tile& b = At<panel>();
+    ExpectFit(c, a, b);
+    for (int m = 0; m < c.rows; ++m) {
+      for (int n = 0; n < c.bytes_per_row / 4; ++n) {
+        int32_t total;
+        std::memcpy(&total, &c.bytes[m][4 * n], sizeof total);
+        for (int k = 0; k < a.bytes_per_row; ++k) {
+          total += static_cast<int8_t>(a.bytes[m][k]) *
+                   static_cast<int8_t>(b.bytes[k / 4][4 * n + k % 4]);
+        }
+        std::memcpy(&c.bytes[m][4 * n], &total, sizeof total);
+      }
+    }
+  }
   static void Release() { configured_ = false; }
   static bool configured() { return configured_; }
 
  private:
+  static void ExpectFit(const Tile& c, const Tile& a, const Tile& b) {
+    EXPECT_EQ(c.rows, a.rows);
+    EXPECT_EQ(c.bytes_per_row, b.bytes_per_row);
+    EXPECT_EQ(b.rows, a.bytes_per_row / 4);
+  }
   template <int t>
   static Tile& At() {
     EXPECT_TRUE(configured_);

@@ -1,0 +1,132 @@
+// Integers of quantised panels (quantized_panel.h) in registers, and the kinds of groups that they lie in. Included after one
+// vec_*.h; see there for why this is in an anonymous namespace.
+#ifndef WINNOW_KERNELS_CPU_QUANTIZED_KINDS_IMPL_H_
+#define WINNOW_KERNELS_CPU_QUANTIZED_KINDS_IMPL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/quantized_panel.h"
+#include "kernels/cpu/tile_impl.h"
+
+namespace winnow::kernels {
+namespace {
+
+// Lanes of 32 bits, one for each output of a register.
+//   Dot(sum, w, x)   sum + Σ over four bytes of (w - kTaken) · x, where w is unsigned and x signed
+#if defined(__AVX512VNNI__)
+struct Ints {
+  using Reg = __m512i;
+  static constexpr int32_t kTaken = 0;
+  static Reg Zero() { return _mm512_setzero_si512(); }
+  static Reg Set1(int32_t x) { return _mm512_set1_epi32(x); }
+  static Reg Load(const std::byte* step, int) { return _mm512_loadu_si512(step); }
+  static Reg LowHalves(Reg x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+  static Reg HighHalves(Reg x) { return LowHalves(_mm512_srli_epi16(x, 4)); }
+  template <int kBits>
+  static Reg Dot(Reg sum, Reg w, Reg x) {
+    return _mm512_dpbusd_epi32(sum, w, x);
+  }
+  static Vec::Reg ToFloat(Reg x) { return _mm512_cvtepi32_ps(x); }
+  static Vec::Reg SignedBytes(const std::byte* at) {
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+  }
+};
+#elif defined(__AVX2__)
+// Its product of unsigned and signed bytes adds pairs in 16 bits, where those of 255 and 127 have no room. So wide
+// integers are taken as signed ones, whose sign goes over to x.
+struct Ints {
+  using Reg = __m256i;
+  static constexpr int32_t kTaken = 128;
+  static Reg Zero() { return _mm256_setzero_si256(); }
+  static Reg Set1(int32_t x) { return _mm256_set1_epi32(x); }
+  static Reg Load(const std::byte* step, int i) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(step) + i);
+  }
+  static Reg LowHalves(Reg x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+  static Reg HighHalves(Reg x) { return LowHalves(_mm256_srli_epi16(x, 4)); }
+  template <int kBits>
+  static Reg Dot(Reg sum, Reg w, Reg x) {
+    if constexpr (kBits == 8) {
+      w = _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(0x80)));
+      x = _mm256_sign_epi8(x, w);
+      w = _mm256_abs_epi8(w);
+    }
+    const Reg pairs = _mm256_maddubs_epi16(w, x);
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  static Vec::Reg ToFloat(Reg x) { return _mm256_cvtepi32_ps(x); }
+  static Vec::Reg SignedBytes(const std::byte* at) {
+    return _mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+  }
+};
+#else
+struct Ints {
+  using Reg = int32_t;  // as a step: four bytes
+  static constexpr int32_t kTaken = 0;
+  static Reg Zero() { return 0; }
+  static Reg Set1(int32_t x) { return x; }
+  static Reg Load(const std::byte* step, int i) {
+    Reg x;
+    std::memcpy(&x, step + 4 * i, 4);
+    return x;
+  }
+  static Reg LowHalves(Reg x) { return x & 0x0f0f0f0f; }
+  static Reg HighHalves(Reg x) { return (x >> 4) & 0x0f0f0f0f; }
+  template <int kBits>
+  static Reg Dot(Reg sum, Reg w, Reg x) {
+    for (int j = 0; j < 4; ++j) {
+      sum += static_cast<uint8_t>(static_cast<uint32_t>(w) >> (8 * j)) *
+             static_cast<int8_t>(static_cast<uint32_t>(x) >> (8 * j));
+    }
+    return sum;
+  }
+  static Vec::Reg ToFloat(Reg x) { return static_cast<float>(x); }
+  static Vec::Reg SignedBytes(const std::byte* at) {
+    return static_cast<float>(static_cast<int8_t>(std::to_integer<uint8_t>(*at)));
+  }
+};
+#endif
+
+// A type's groups, as far as the inner loops ask.
+template <int kBitsOf, int kGroupOf, bool kCodesOf, bool kOffsetOf>
+struct Kind {
+  static constexpr int kBits = kBitsOf;
+  static constexpr int kGroup = kGroupOf;
+  static constexpr bool kCodes = kCodesOf;
+  static constexpr bool kOffset = kOffsetOf;
+  static constexpr int64_t kIntegerBytes = kGroup * kPanelOutputs * kBits / 8;
+};
+
+// Scales (which = 0) or offsets (1) of a group, for outputs of register i.
+template <typename K>
+inline Vec::Reg GroupFactor(const std::byte* head, const std::byte* group, int which, int i) {
+  const std::byte* own = group + K::kIntegerBytes;
+  const auto halves = [&](const std::byte* from) {
+    return Vec::LoadF16(reinterpret_cast<const uint16_t*>(from) + which * kPanelOutputs +
+                        i * Vec::kLanes);
+  };
+  if constexpr (!K::kCodes) return halves(own);
+  // Offset codes have 6 bits, so that their sign is never set.
+  return Vec::Mul(halves(head), Ints::SignedBytes(own + which * kPanelOutputs + i * Vec::kLanes));
+}
+
+// Calls f with the Kind of a type's groups.
+inline void WithKind(const BlockShape& shape, auto f) {
+  if (shape.group == 16) return f(Kind<8, 16, true, false>());
+  if (shape.has_codes) {
+    return shape.bits == 4 ? f(Kind<4, 32, true, true>()) : f(Kind<8, 32, true, true>());
+  }
+  if (shape.has_offset) {
+    return shape.bits == 4 ? f(Kind<4, 32, false, true>()) : f(Kind<8, 32, false, true>());
+  }
+  return shape.bits == 4 ? f(Kind<4, 32, false, false>()) : f(Kind<8, 32, false, false>());
+}
+
+}  // namespace
+}  // namespace winnow::kernels
+
+#endif  // WINNOW_KERNELS_CPU_QUANTIZED_KINDS_IMPL_H_
