@@ -8,7 +8,7 @@ namespace winnow::kernels::amx {
 
 void Float8MatmulTiles(const Float8MatmulCall& call, int64_t first_row, int64_t last_row,
                        int64_t first_panel, int64_t last_panel) {
-  // What tiles do by themselves: denormals are zero, going in and coming out.
+  // Denormals are zero, going in and coming out, as tiles have it by themselves.
   constexpr unsigned kDenormalsAreZero = 0x8040;
   const unsigned before = _mm_getcsr();
   _mm_setcsr(before | kDenormalsAreZero);

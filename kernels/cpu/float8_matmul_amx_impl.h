@@ -37,14 +37,10 @@ struct Float8ChainsKernel {
         static_cast<const std::byte*>(call.rows) + static_cast<size_t>(row) * call.row_bytes;
     const std::byte* block = call.panels + panel * panel_bytes;
     TileSums<kRows, kPanels> totals;
-    for (auto& of_row : totals.reg) {
-      for (Vec::Reg& total : of_row) total = Vec::Zero();
-    }
+    totals.Clear();
     for (int64_t at = 0; at < call.in_features; at += call.block_values) {
       TileSums<kRows, kPanels> sums;
-      for (auto& of_row : sums.reg) {
-        for (Vec::Reg& sum : of_row) sum = Vec::Zero();
-      }
+      sums.Clear();
       const std::byte* step = block + kFloat8ScaleBytes;
       float inputs[kRows][kMostValues];
       for (int r = 0; r < kRows; ++r) {
@@ -150,13 +146,7 @@ class TiledFloat8Matmul {
       block += blocks * block_bytes;
     }
     for (int p = 0; p < kPanels; ++p) {
-      for (int64_t row = first_row; row < last_row; ++row) {
-        Vec::Reg of_row[1][kRegsPerPanel];
-        for (int i = 0; i < kRegsPerPanel; ++i) {
-          of_row[0][i] = Vec::Load(sums[p][row - first_row] + i * Vec::kLanes);
-        }
-        StoreTile(call, row, panel + p, of_row);
-      }
+      StoreRows(call, first_row, last_row - first_row, panel + p, sums[p]);
     }
   }
 

@@ -27,14 +27,10 @@ struct Float8Kernel {
     const float* x = static_cast<const float*>(call.rows) + row * row_stride;
     const std::byte* block = call.panels + static_cast<size_t>(panel) * panel_bytes;
     TileSums<kRows, kPanels> totals;
-    for (auto& of_row : totals.reg) {
-      for (Vec::Reg& total : of_row) total = Vec::Zero();
-    }
+    totals.Clear();
     for (int64_t at = 0; at < call.in_features; at += call.block_values) {
       TileSums<kRows, kPanels> sums;
-      for (auto& of_row : sums.reg) {
-        for (Vec::Reg& sum : of_row) sum = Vec::Zero();
-      }
+      sums.Clear();
       AccumulateTile<Float8Panels, kRows, kPanels>(x + at, row_stride, block + kFloat8ScaleBytes,
                                                    panel_bytes,
                                                    call.block_values / kFloat8StepInputs, sums);

@@ -38,15 +38,9 @@ class TiledMatmul {
          PanelSteps(DType::kBF16, call.in_features)},
         rows);
     Product::ForEachSum([&]<int r, int p>() {
-      alignas(64) float sums[kTileHeight * kPanelOutputs];
+      alignas(64) float sums[kTileHeight][kPanelOutputs];
       Tiles::template Store<Product::template kSum<r, p>>(sums, kTileBytesPerRow);
-      for (int i = 0; i < Product::Height(rows, r); ++i) {
-        Vec::Reg reg[1][kRegsPerPanel];
-        for (int l = 0; l < kRegsPerPanel; ++l) {
-          reg[0][l] = Vec::Load(sums + i * kPanelOutputs + l * Vec::kLanes);
-        }
-        StoreTile(call, row + r * kTileHeight + i, panel + p, reg);
-      }
+      StoreRows(call, row + r * kTileHeight, Product::Height(rows, r), panel + p, sums);
     });
   }
 };

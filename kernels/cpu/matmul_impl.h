@@ -16,9 +16,7 @@ struct PlainKernel {
   static void Tile(const MatmulCall& call, int64_t row, int64_t panel) {
     const size_t panel_bytes = PanelBytes(Panels::kDType, call.in_features);
     TileSums<kRows, kPanels> sums;
-    for (auto& row_sums : sums.reg) {
-      for (Vec::Reg& sum : row_sums) sum = Vec::Zero();
-    }
+    sums.Clear();
     const auto* rows = reinterpret_cast<const typename Panels::Row*>(
         static_cast<const std::byte*>(call.rows) + static_cast<size_t>(row) * call.row_bytes);
     AccumulateTile<Panels, kRows, kPanels>(

@@ -87,13 +87,7 @@ class TiledQuantizedMatmul {
       }
     }
     for (int64_t p = 0; p < panels; ++p) {
-      for (int64_t row = first_row; row < last_row; ++row) {
-        Vec::Reg of_row[1][kRegsPerPanel];
-        for (int i = 0; i < kRegsPerPanel; ++i) {
-          of_row[0][i] = Vec::Load(sums[p][row - first_row] + i * Vec::kLanes);
-        }
-        StoreTile(call, row, first_panel + p, of_row);
-      }
+      StoreRows(call, first_row, last_row - first_row, first_panel + p, sums[p]);
     }
   }
 

@@ -36,6 +36,19 @@ inline void StoreTile(const Call& call, int64_t row, int64_t panel,
   }
 }
 
+// The same of rows whose sums of one panel lie in memory.
+template <typename Call>
+inline void StoreRows(const Call& call, int64_t row, int64_t rows, int64_t panel,
+                      const float (*sums)[kPanelOutputs]) {
+  for (int64_t i = 0; i < rows; ++i) {
+    Vec::Reg of_row[1][kPanelOutputs / Vec::kLanes];
+    for (int64_t l = 0; l < kPanelOutputs / Vec::kLanes; ++l) {
+      of_row[0][l] = Vec::Load(sums[i] + l * Vec::kLanes);
+    }
+    StoreTile(call, row + i, panel, of_row);
+  }
+}
+
 }  // namespace
 }  // namespace winnow::kernels
 

@@ -109,6 +109,12 @@ template <int kRows, int kPanels>
 struct TileSums {
   static constexpr int kRegs = kPanels * kRegsPerPanel;
   Vec::Reg reg[kRows][kRegs];
+
+  void Clear() {
+    for (auto& of_row : reg) {
+      for (Vec::Reg& sum : of_row) sum = Vec::Zero();
+    }
+  }
 };
 
 // sums += rows x panels. `rows` are `row_stride` Row values apart, panels `panel_bytes`.

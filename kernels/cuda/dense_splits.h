@@ -21,7 +21,7 @@ constexpr bool BeginsDenseSplit(int32_t unit) { return unit % DenseSplitUnits(un
 constexpr int32_t DenseUnits(int32_t tokens) {
   return (tokens + kDenseUnitTokens - 1) / kDenseUnitTokens;
 }
-// Of a context, at least one.
+// Splits of a context, at least one.
 constexpr int32_t DenseSplits(int32_t tokens) {
   return tokens > 0 ? DenseSplitOf(DenseUnits(tokens) - 1) + 1 : 1;
 }

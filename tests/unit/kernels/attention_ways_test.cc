@@ -77,7 +77,7 @@ TEST(AttentionWaysTest, ManyVerificationsGoInTurn) {
   EXPECT_EQ(Rows(ways.several), RowList{82});
 }
 
-// Of a long context they are split as long as their tiles are a set.
+// Those of long contexts are split as long as their tiles are a set.
 TEST(AttentionWaysTest, ManyVerificationsOfLongContextsAreSplit) {
   std::vector<int32_t> tokens(24, 9);
   tokens.insert(tokens.end(), {16, 17, 17, 17, 17, 17});

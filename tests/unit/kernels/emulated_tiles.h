@@ -9,11 +9,21 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/backend.h"
 #include "kernels/dtype.h"
 
 namespace winnow::kernels::emulated {
+
+// "amx" where this processor has tiles; most have none.
+inline std::vector<std::string> IsasWithTiles() {
+  std::vector<std::string> isas;
+  if (MakeCpuBackend("amx", 1) != nullptr) isas.emplace_back("amx");
+  return isas;
+}
 
 struct Tile {
   int rows = 0, bytes_per_row = 0;

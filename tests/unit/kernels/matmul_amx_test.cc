@@ -116,11 +116,7 @@ class AmxProcessorTest : public testing::TestWithParam<std::string> {
   Random random_;
 };
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AmxProcessorTest);  // most processors have no tiles
-INSTANTIATE_TEST_SUITE_P(Cpu, AmxProcessorTest, testing::ValuesIn([] {
-                           std::vector<std::string> isas;
-                           if (MakeCpuBackend("amx", 1) != nullptr) isas.emplace_back("amx");
-                           return isas;
-                         }()));
+INSTANTIATE_TEST_SUITE_P(Cpu, AmxProcessorTest, testing::ValuesIn(emulated::IsasWithTiles()));
 
 TEST_P(AmxProcessorTest, HasTheBitsOfItsDescription) {
   SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(random_.seed()));

@@ -178,11 +178,8 @@ class QuantizedAmxProcessorTest : public testing::TestWithParam<std::string> {
   Random random_;
 };
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(QuantizedAmxProcessorTest);  // as AmxProcessorTest
-INSTANTIATE_TEST_SUITE_P(Cpu, QuantizedAmxProcessorTest, testing::ValuesIn([] {
-                           std::vector<std::string> isas;
-                           if (MakeCpuBackend("amx", 1) != nullptr) isas.emplace_back("amx");
-                           return isas;
-                         }()));
+INSTANTIATE_TEST_SUITE_P(Cpu, QuantizedAmxProcessorTest,
+                         testing::ValuesIn(emulated::IsasWithTiles()));
 
 TEST_P(QuantizedAmxProcessorTest, IntegersHaveTheBitsOfAvx512) {
   SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(random_.seed()));
