@@ -29,11 +29,6 @@ struct Tile {
   int rows = 0, bytes_per_row = 0;
   std::array<std::array<std::byte, 64>, 16> bytes;
 
-  float Value(int row, int i) const {
-    float value;
-    std::memcpy(&value, &bytes[row][4 * i], sizeof value);
-    return value;
-  }
   float BF16Value(int row, int i) const {
     BF16 value;
     std::memcpy(&value, &bytes[row][2 * i], sizeof value);
@@ -84,49 +79,48 @@ class EmulatedTiles {
   }
   template <int sum, int rows, int panel>
   static void Dot() {
-    Tile& c = At<sum>();
-    const Tile& a = At<rows>();
-    const Tile& b = At<panel>();
-    ExpectFit(c, a, b);
-    for (int m = 0; m < c.rows; ++m) {
-      for (int n = 0; n < c.bytes_per_row / 4; ++n) {
-        float even = 0, odd = 0;
-        for (int k = 0; k < b.rows; ++k) {
-          even = FlushedMulAdd(a.BF16Value(m, 2 * k), b.BF16Value(k, 2 * n), even);
-          odd = FlushedMulAdd(a.BF16Value(m, 2 * k + 1), b.BF16Value(k, 2 * n + 1), odd);
-        }
-        const float sum_of_both = Flush(even + odd);
-        const float total = Flush(Flush(c.Value(m, n)) + sum_of_both);
-        std::memcpy(&c.bytes[m][4 * n], &total, sizeof total);
-      }
-    }
+    ForEachSum<sum, rows, panel, float>(
+        [](const Tile& a, const Tile& b, int m, int n, float before) {
+          float even = 0, odd = 0;
+          for (int k = 0; k < b.rows; ++k) {
+            even = FlushedMulAdd(a.BF16Value(m, 2 * k), b.BF16Value(k, 2 * n), even);
+            odd = FlushedMulAdd(a.BF16Value(m, 2 * k + 1), b.BF16Value(k, 2 * n + 1), odd);
+          }
+          return Flush(Flush(before) + Flush(even + odd));
+        });
   }
   template <int sum, int rows, int panel>
   static void DotBytes() {
-    Tile& c = At<sum>();
-    const Tile& a = At<rows>();
-    const Tile& b = At<panel>();
-    ExpectFit(c, a, b);
-    for (int m = 0; m < c.rows; ++m) {
-      for (int n = 0; n < c.bytes_per_row / 4; ++n) {
-        int32_t total;
-        std::memcpy(&total, &c.bytes[m][4 * n], sizeof total);
-        for (int k = 0; k < a.bytes_per_row; ++k) {
-          total += static_cast<int8_t>(a.bytes[m][k]) *
-                   static_cast<int8_t>(b.bytes[k / 4][4 * n + k % 4]);
-        }
-        std::memcpy(&c.bytes[m][4 * n], &total, sizeof total);
+    ForEachSum<sum, rows, panel, int32_t>([](const Tile& a, const Tile& b, int m, int n,
+                                             int32_t before) {
+      for (int k = 0; k < a.bytes_per_row; ++k) {
+        before +=
+            static_cast<int8_t>(a.bytes[m][k]) * static_cast<int8_t>(b.bytes[k / 4][4 * n + k % 4]);
       }
-    }
+      return before;
+    });
   }
   static void Release() { configured_ = false; }
   static bool configured() { return configured_; }
 
  private:
-  static void ExpectFit(const Tile& c, const Tile& a, const Tile& b) {
+  // Each value of the tile `sum`, of row m and output n, becomes of(rows, panel, m, n, value).
+  template <int sum, int rows, int panel, typename Value>
+  static void ForEachSum(auto of) {
+    Tile& c = At<sum>();
+    const Tile& a = At<rows>();
+    const Tile& b = At<panel>();
     EXPECT_EQ(c.rows, a.rows);
     EXPECT_EQ(c.bytes_per_row, b.bytes_per_row);
     EXPECT_EQ(b.rows, a.bytes_per_row / 4);
+    for (int m = 0; m < c.rows; ++m) {
+      for (int n = 0; n < c.bytes_per_row / 4; ++n) {
+        Value value;
+        std::memcpy(&value, &c.bytes[m][4 * n], sizeof value);
+        value = of(a, b, m, n, value);
+        std::memcpy(&c.bytes[m][4 * n], &value, sizeof value);
+      }
+    }
   }
   template <int t>
   static Tile& At() {
