@@ -69,6 +69,8 @@ void BenchAttention(Bench& bench) {
                        {1, 131072, 16, 128},
                        {1, 131072, 33, 128},
                        {7, 32768, 9, 128},
+                       {64, 2048, 0, 128},
+                       {256, 2048, 0, 128},
                        {24, 32768, 0, 128},
                        {24, 32768, 0, 128, DType::kI8}}) {
     const int32_t tokens = std::max(c.rows, 1);  // of each sequence

@@ -87,6 +87,16 @@ __device__ __forceinline__ void BulkCopyTile(uint32_t to, const void* map, int32
       : "memory");
 }
 
+// With an L2 policy of createpolicy.
+__device__ __forceinline__ void BulkCopyTile(uint32_t to, const void* map, int32_t x, int32_t y,
+                                             uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
 // The box of tiles from tile y of slice z on (MakeTilesMap() of tensor_map.h); the same to every block of the cluster
 // that has a bit in `ranks`.
 __device__ __forceinline__ void BulkCopyTiles(uint32_t to, const void* map, int32_t y, int32_t z,
@@ -115,6 +125,12 @@ __device__ __forceinline__ void BulkCopyGatedTiles(uint32_t to, const void* map,
       ".multicast::cluster [%0], [%1, {%2, %2, %2, %3, %4}], [%5], %6;" ::"r"(to),
       "l"(map), "r"(0), "r"(tile), "r"(slice), "r"(barrier), "h"(ranks)
       : "memory");
+}
+
+// What this thread wrote to shared memory, copies among it that it has waited for, can be read by matrix instructions of a
+// warpgroup and overwritten by bulk copies, of whoever is told of it after.
+__device__ __forceinline__ void FenceSharedWrites() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // All threads of a cluster; what they wrote before is seen after.

@@ -172,7 +172,8 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
   const int32_t last_row = min(first_row + kWarpRows, num_rows) - 1;
   const auto [visible, first_unit, units] = UnitsOf(args, chunk, last_row);
   if (first_unit >= units) return WaitForEarlier();
-  PrefetchTokens<Ring>(args, chunk, kv_head, first_unit, visible);
+  PrefetchTokens<kSplitWarps * kLanes, 256>(args, chunk, kv_head, first_unit, visible,
+                                            Ring::kRowBytes);
   Ring ring(args, source, chunk.block_table, kv_head, visible, SharedAddress(shared4));
   WaitForEarlier();
   ring.Begin(first_unit, units);
@@ -293,7 +294,8 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes, 2)
   const auto visible_to = [&](int32_t tile) { return VisibleTo(args, chunk, last_row_of(tile)); };
   const auto [visible, first_unit, units] = UnitsOf(args, chunk, last_row_of(tiles - 1));
   if (first_unit >= units) return WaitForEarlier();
-  PrefetchTokens<Ring>(args, chunk, kv_head, first_unit, visible);
+  PrefetchTokens<kSplitWarps * kLanes, 256>(args, chunk, kv_head, first_unit, visible,
+                                            Ring::kRowBytes);
   Ring ring(args, source, chunk.block_table, kv_head, visible, SharedAddress(shared4));
   WaitForEarlier();
   ring.Begin(first_unit, units);
@@ -527,7 +529,8 @@ __global__ void __launch_bounds__(kMergeThreads)
     for (int32_t i = thread; i < count * 8; i += kMergeThreads) {
       const int32_t split = i / 8, piece = i % 8;
       if (piece < pieces) {
-        CopyAsync16(to + i * 16, parts + int64_t{first + split} * head_dim + piece * 4, true);
+        CopyAsync16(to + i * 16, parts + int64_t{first + split} * head_dim + piece * 4,
+                    part_ends[first + split].y != 0.0f);
       }
     }
     CommitCopies();
@@ -601,6 +604,60 @@ __global__ void __launch_bounds__(kMergeThreads)
       __fdiv_rn(value, sum);
 }
 
+// The same of few splits: a warp merges a row, four channels to a lane, of several rows to a block.
+constexpr int kMergeWarps = 4;
+constexpr int32_t kFewSplits = 32;
+
+__global__ void __launch_bounds__(kMergeWarps* kLanes)
+    MergeFewSplitsKernel(const __grid_constant__ Args args, int32_t head_dim, int32_t tile_rows) {
+  LetNextStart();
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const int32_t index = static_cast<int32_t>(blockIdx.x) * kMergeWarps + warp;
+  const int32_t row_of_tile = index % tile_rows, kv_head = index / tile_rows;
+  const DeviceChunk chunk = args.chunks[static_cast<int32_t>(blockIdx.z) / args.tiles];
+  const int32_t tile = static_cast<int32_t>(blockIdx.z) % args.tiles;
+  const int32_t group = args.group.divisor(), row = tile * kWarpRows + row_of_tile;
+  WaitForEarlier();
+  if (kv_head >= args.kv_heads || row >= chunk.num_tokens * group || 4 * lane >= head_dim) return;
+  const int32_t token = args.group.Divide(row);
+  const int32_t splits = DenseSplits(chunk.position + token + 1);
+  const int64_t place =
+      ((int64_t{blockIdx.z} * args.kv_heads + kv_head) * kWarpRows + row_of_tile) * args.splits;
+  const float* parts = args.parts + place * head_dim + 4 * lane;
+  const float2* part_ends = args.part_ends + place;
+  float value[4] = {}, sum = 0.0f, max = -INFINITY;
+  constexpr int kAtOnce = 8;
+  for (int32_t first = 0; first < splits; first += kAtOnce) {
+    float4 parts_of[kAtOnce];
+    float2 ends[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      ends[i] = first + i < splits ? part_ends[first + i] : make_float2(0.0f, 0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (ends[i].y == 0.0f) continue;
+      parts_of[i] = *reinterpret_cast<const float4*>(parts + int64_t{first + i} * head_dim);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (ends[i].y == 0.0f) continue;
+      const Shares shares = ShareOut(max, sum, ends[i].x);
+      value[0] = Mix(value[0], parts_of[i].x, shares);
+      value[1] = Mix(value[1], parts_of[i].y, shares);
+      value[2] = Mix(value[2], parts_of[i].z, shares);
+      value[3] = Mix(value[3], parts_of[i].w, shares);
+      sum = Mix(sum, ends[i].y, shares);
+      max = shares.max;
+    }
+  }
+  const int64_t head = int64_t{kv_head} * group + row - token * group;
+  *reinterpret_cast<float4*>(args.out + (chunk.first_row + token) * args.out_stride +
+                             head * head_dim + 4 * lane) =
+      make_float4(__fdiv_rn(value[0], sum), __fdiv_rn(value[1], sum), __fdiv_rn(value[2], sum),
+                  __fdiv_rn(value[3], sum));
+}
+
 int32_t TilesOf(const DenseAttentionShape& shape) {
   return static_cast<int32_t>(CeilDiv(int64_t{shape.max_chunk_tokens} * shape.group, kWarpRows));
 }
@@ -610,34 +667,44 @@ size_t NumParts(const DenseAttentionShape& shape) {
          DenseSplits(shape.max_keys);
 }
 
-// kTogether: there is room in shared memory for several tiles' scores.
+// kTogether: on Hopper, of whole units; there is room in shared memory for several tiles' scores.
 template <int kHeadDim, typename Ring, bool kTogether>
 cudaError_t LaunchSideBySide(const DenseAttentionShape& shape, Args& args,
                              const typename Ring::Source& source, Stream stream) {
   args.part_ends = reinterpret_cast<float2*>(args.parts + NumParts(shape) * kHeadDim);
   cudaError_t error = cudaSuccess;
-  if (kTogether && args.tiles > 1) {
+  const CUtensorMap* map = nullptr;
+  if constexpr (std::is_same_v<typename Ring::Source, CUtensorMap>) map = &source;
+  if (kTogether && HasWarpSplits(shape)) {
+    error = SplitByWarps(shape, args, map, stream);
+  } else if (kTogether && args.tiles > 1) {
     if constexpr (kTogether) {
       args.tile_sets = static_cast<int32_t>(CeilDiv(args.tiles, kTilesTogether));
       args.tiles_per_set = static_cast<int32_t>(CeilDiv(args.tiles, args.tile_sets));
       if (HasGroupSplits(kHeadDim)) {
-        const CUtensorMap* map = nullptr;
-        if constexpr (std::is_same_v<typename Ring::Source, CUtensorMap>) map = &source;
         error = SplitByGroups(shape, args, map, stream);
       } else {
         error = LaunchSplits(
-            SplitTilesKernel<kHeadDim, Ring>,
+            SplitTilesKernel<kHeadDim, Ring>, kSplitWarps * kLanes,
             Ring::kSharedBytes + size_t{TilesShared<kHeadDim>::kTileBytes} * args.tiles_per_set,
             args.tile_sets, shape, args, source, stream);
       }
     }
   } else {
-    error = LaunchSplits(SplitKernel<kHeadDim, Ring>, Ring::kSharedBytes, args.tiles, shape, args,
-                         source, stream);
+    error = LaunchSplits(SplitKernel<kHeadDim, Ring>, kSplitWarps * kLanes, Ring::kSharedBytes,
+                         args.tiles, shape, args, source, stream);
   }
   if (error != cudaSuccess) return error;
   const int64_t tile_rows =
       std::min<int64_t>(int64_t{shape.max_chunk_tokens} * shape.group, kWarpRows);
+  if (args.splits <= kFewSplits && args.out_stride % 4 == 0 &&
+      reinterpret_cast<uintptr_t>(args.out) % 16 == 0) {
+    const int64_t warps = tile_rows * shape.layout.kv_heads;
+    return Launch(
+        MergeFewSplitsKernel,
+        dim3(static_cast<unsigned>(CeilDiv(warps, kMergeWarps)), 1, shape.num_chunks * args.tiles),
+        kMergeWarps * kLanes, 0, stream, false, args, kHeadDim, static_cast<int32_t>(tile_rows));
+  }
   const size_t merge_bytes = size_t{2} * 4 * kMergeChannels * std::min(args.splits, kMergeSplits);
   const auto blocks = static_cast<unsigned>(tile_rows * CeilDiv(kHeadDim, kMergeChannels));
   return Launch(MergeSplitsKernel,
@@ -720,7 +787,7 @@ cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_
             0,
             1,
             1,
-            0};
+            shape.num_chunks};
   return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
     switch (layout.head_dim) {
       case 64:

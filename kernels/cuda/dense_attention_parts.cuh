@@ -37,7 +37,7 @@ struct Args {
   int32_t tiles, splits;
   int32_t block_units;               // of whole splits
   int32_t tile_sets, tiles_per_set;  // of a chunk: tiles that a block takes together
-  int32_t unused;
+  int32_t num_chunks;
 };
 
 // Where a warp's share of a unit's rows lies: a lane holds the address of every 32nd. Rows from

@@ -2,7 +2,8 @@
 // and lie there, and the launch. No one else includes it.
 //
 //   dense_attention.cu               16 rows, or up to 64 by matrix instructions of a warp
-//   dense_attention_splits_wgmma.cu  up to 64 rows by those of a warpgroup
+//   dense_attention_splits_warp.cu   up to eight rows, a warp alone
+//   dense_attention_splits_wgmma.cu  up to 64 rows by matrix instructions of a warpgroup
 #ifndef WINNOW_KERNELS_CUDA_DENSE_ATTENTION_SPLITS_CUH_
 #define WINNOW_KERNELS_CUDA_DENSE_ATTENTION_SPLITS_CUH_
 
@@ -61,13 +62,20 @@ struct SwizzledRows {
            word % 2 * 8;
   }
 
-  static __device__ __forceinline__ uint32_t KeysAt(uint32_t unit, int lane) {
-    return unit + (lane % 8 + lane / 16 * 8) * kTensorTileRowBytes +
+  // Where a lane reads a matrix load's four matrices of 8 tokens by 8 channels, from token 0 and channel 0 of keys or values
+  // on: the second lies down the tokens from the first, or along the channels.
+  static __device__ __forceinline__ uint32_t DownFirst(uint32_t half, int lane) {
+    return half + lane % 16 * kTensorTileRowBytes + (lane / 16 ^ lane % kTensorSwizzleRows) * 16;
+  }
+  static __device__ __forceinline__ uint32_t AlongFirst(uint32_t half, int lane) {
+    return half + (lane % 8 + lane / 16 * 8) * kTensorTileRowBytes +
            (lane / 8 % 2 ^ lane % kTensorSwizzleRows) * 16;
   }
+  static __device__ __forceinline__ uint32_t KeysAt(uint32_t unit, int lane) {
+    return AlongFirst(unit, lane);
+  }
   static __device__ __forceinline__ uint32_t ValuesAt(uint32_t unit, int lane) {
-    return unit + kUnitBytes / 2 + lane % 16 * kTensorTileRowBytes +
-           (lane / 16 ^ lane % kTensorSwizzleRows) * 16;
+    return DownFirst(unit + kUnitBytes / 2, lane);
   }
   static __device__ __forceinline__ uint32_t Channels(uint32_t at, int i) {
     return (at ^ i % (kTileChannels / 16) * 32) + i / (kTileChannels / 16) * kTensorTileBytes;
@@ -369,34 +377,32 @@ __device__ __forceinline__ UnitRange UnitsOf(const Args& args, const DeviceChunk
 }
 
 // Rows of a block's first tokens come nearer while the queries are still being made. They are not read yet: this step's are
-// among them.
-template <typename Ring>
+// among them. All blocks' together are less than L2.
+template <int kThreads, int kTokens>
 __device__ __forceinline__ void PrefetchTokens(const Args& args, const DeviceChunk& chunk,
-                                               int32_t kv_head, int32_t first_unit,
-                                               int32_t visible) {
-  constexpr int kTokens = 256;
-  constexpr int kLines = (Ring::kRowBytes + 127) / 128;  // of a row
+                                               int32_t kv_head, int32_t first_unit, int32_t visible,
+                                               int32_t row_bytes) {
+  const int32_t lines = (row_bytes + 127) / 128;  // of a row
   const uint8_t* head = args.pool + kv_head * args.head_bytes;
   const int32_t last_token = min(visible, first_unit * kDenseUnitTokens + kTokens);
-  for (int32_t i = threadIdx.x; i < kTokens * kLines; i += kSplitWarps * kLanes) {
-    const int32_t token = first_unit * kDenseUnitTokens + i / kLines;
+  for (int32_t i = threadIdx.x; i < kTokens * lines; i += kThreads) {
+    const int32_t token = first_unit * kDenseUnitTokens + i / lines;
     if (token >= last_token) break;
     const int32_t block = args.block_tokens.Divide(token);
     const uint8_t* row = head + chunk.block_table[block] * args.block_bytes +
-                         int64_t{token - block * args.block_tokens.divisor()} * Ring::kRowBytes;
-    PrefetchLine(row + i % kLines * 128);
+                         int64_t{token - block * args.block_tokens.divisor()} * row_bytes;
+    PrefetchLine(row + i % lines * 128);
   }
 }
 
-// Asks for a kernel whose blocks have kSplitWarps warps.
+// `sets`: blocks of a chunk's tiles.
 template <typename Source>
-cudaError_t LaunchSplits(void (*kernel)(Args, Source), size_t shared_bytes, unsigned sets,
-                         const DenseAttentionShape& shape, Args& args, const Source& source,
-                         Stream stream) {
+cudaError_t LaunchSplits(void (*kernel)(Args, Source), unsigned threads, size_t shared_bytes,
+                         unsigned sets, const DenseAttentionShape& shape, Args& args,
+                         const Source& source, Stream stream) {
   const unsigned heads = shape.layout.kv_heads, tiles = shape.num_chunks * sets;
   int at_once = 0;
-  if (const cudaError_t error =
-          BlocksPerMultiprocessor(kernel, kSplitWarps * kLanes, shared_bytes, &at_once);
+  if (const cudaError_t error = BlocksPerMultiprocessor(kernel, threads, shared_bytes, &at_once);
       error != cudaSuccess) {
     return error;
   }
@@ -404,8 +410,18 @@ cudaError_t LaunchSplits(void (*kernel)(Args, Source), size_t shared_bytes, unsi
   args.block_units = DenseBlockUnits(units, int64_t{heads} * tiles,
                                      int64_t{at_once} * CurrentDevice().multiprocessors);
   const dim3 grid(static_cast<unsigned>(CeilDiv(units, args.block_units)), heads, tiles);
-  return Launch(kernel, grid, kSplitWarps * kLanes, shared_bytes, stream, false, args, source);
+  return Launch(kernel, grid, threads, shared_bytes, stream, false, args, source);
 }
+
+// Rows that a warp alone takes.
+inline constexpr int kSplitWarpRows = 8;
+// Whether there is such a kernel for chunks of this shape.
+bool HasWarpSplits(const DenseAttentionShape& shape);
+// States of the splits of chunks of one tile; of several from the first on there may be one, at the last of them, and the others
+// weigh nothing. `map`: of a pool of bfloat16. REQUIRES: Hopper, HasWarpSplits(shape), blocks of whole units, and what
+// AttendDense() checks.
+[[nodiscard]] cudaError_t SplitByWarps(const DenseAttentionShape& shape, const Args& args,
+                                       const CUtensorMap* map, Stream stream);
 
 // Whether the code that runs on the current device has the warpgroup's kernel for such heads.
 bool HasGroupSplits(int32_t head_dim);

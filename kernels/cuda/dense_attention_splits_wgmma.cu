@@ -39,7 +39,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int32_t last_row = min(first_row + args.tiles_per_set * kWarpRows, num_rows) - 1;
   const auto [visible, first_unit, units] = UnitsOf(args, chunk, last_row);
   if (first_unit >= units) return WaitForEarlier();
-  PrefetchTokens<Ring>(args, chunk, kv_head, first_unit, visible);
+  PrefetchTokens<kSplitWarps * kLanes, 256>(args, chunk, kv_head, first_unit, visible,
+                                            Ring::kRowBytes);
   Ring ring(args, source, chunk.block_table, kv_head, visible, SharedAddress(shared4));
   WaitForEarlier();
   ring.Begin(first_unit, units);
@@ -115,7 +116,7 @@ template <DType kKv, int kHeadDim>
 cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, const CUtensorMap* map,
                      Stream stream) {
   const auto launch = [&]<typename Ring>(const typename Ring::Source& source) {
-    return LaunchSplits(SplitGroupKernel<kHeadDim, Ring>, Ring::kSharedBytes,
+    return LaunchSplits(SplitGroupKernel<kHeadDim, Ring>, kThreads, Ring::kSharedBytes,
                         static_cast<unsigned>(args.tile_sets), shape, args, source, stream);
   };
   if constexpr (HasScales(kKv)) {

@@ -119,6 +119,13 @@ __device__ __forceinline__ void LoadMatrix4Transposed(uint32_t shared, uint32_t 
                : "memory");
 }
 
+// A matrix of 8 by 8 values of 16 bits, two neighbours of a row in each lane (row lane / 4), transposed.
+__device__ __forceinline__ uint32_t Transposed8x8(uint32_t pair) {
+  uint32_t transposed;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
+}
+
 // c [16][8] += a [16][16] b [16][8], bfloat16 into float32.
 __device__ __forceinline__ void MultiplyAdd16x8x16(float (&c)[4], const uint32_t (&a)[4],
                                                    uint32_t b0, uint32_t b1) {

@@ -132,13 +132,6 @@ __device__ __forceinline__ void WriteTile(const Operands& args, int32_t output, 
 }
 
 #ifdef WINNOW_WGMMA
-// A matrix of 8 by 8 bfloat16, two neighbours of a row in each lane (row lane / 4), transposed.
-__device__ __forceinline__ uint32_t Transposed8x8(uint32_t pair) {
-  uint32_t transposed;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
-  return transposed;
-}
-
 // A thread's gates (0, 1) and ups (2, 3) of a tile, to panels (matmul.h). A warp's are eight columns from `column` on, those of a tile
 // of rows one matrix, which is transposed so that a lane has neighbours of a row. No branch surrounds that: what comes after one
 // in which lanes may part is not known to be the same in all of a warp, and the addresses of matrix instructions, with much

@@ -33,12 +33,6 @@ __device__ __forceinline__ void WaitForGroups() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// What this thread wrote to shared memory, copies among it that it has waited for, can be read by matrix
-// instructions of whoever is told of it after.
-__device__ __forceinline__ void FenceSharedWrites() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 // A warpgroup's registers per thread, of a kernel that was compiled with a bound of them: a warpgroup that gives up
 // what it does not need, and one that takes it.
 template <int kRegisters>

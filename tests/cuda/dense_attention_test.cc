@@ -159,6 +159,63 @@ TEST_F(CudaDenseAttentionTest, TheDevicesOwnKernelsGiveTheBitsOfThoseThatAnyHas)
   }
 }
 
+// Decoding: few rows of each of many chunks, whose units the blocks share out.
+TEST_F(CudaDenseAttentionTest, FewRowsOfManyChunksHaveTheBitsOfAnyDevicesKernels) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 32; ++round) {
+    const int32_t d = round % 2 == 0 ? 128 : 64, tokens = round % 4 == 3 ? 2 : 1;
+    const auto group = static_cast<int32_t>(random_.Int(1, 8 / tokens));
+    const KvLayout layout{static_cast<int32_t>(random_.Int(1, 5)), d,
+                          static_cast<int32_t>(64 * random_.Int(1, 3)),
+                          kCudaKvTypes[round % 3]};
+    // One that is longer than where splits become longer, or many.
+    const auto num_chunks = static_cast<int32_t>(round < 4 ? 1 : random_.Int(1, 70));
+    std::vector<int32_t> lengths;
+    for (int32_t i = 0; i < num_chunks; ++i) {
+      lengths.push_back(
+          static_cast<int32_t>(round < 4 ? random_.Int(33000, 40000) : random_.Int(2, 700)));
+    }
+    SCOPED_TRACE(testing::Message() << "d " << d << " G " << group << " heads " << layout.kv_heads
+                                    << ", " << num_chunks << " chunks");
+    PagedKv kv(random_, layout, lengths, round % 3 == 0 ? 8.0f : 1.0f);  // NaN behind its tokens
+    const auto pool = UploadPool(kv);
+    std::vector<DeviceArray<int32_t>> tables;
+    std::vector<DeviceChunk> host_chunks;
+    for (int32_t i = 0; i < num_chunks; ++i) {
+      tables.emplace_back(kv.table(i));
+      const auto of_chunk = static_cast<int32_t>(random_.Int(1, tokens));
+      host_chunks.push_back({tables.back().data(), i * tokens, of_chunk, lengths[i] - of_chunk});
+    }
+    const DeviceArray<DeviceChunk> chunks(host_chunks);
+    Matrix q =
+        Matrix::Normal(random_, int64_t{num_chunks} * tokens, int64_t{layout.kv_heads} * group * d);
+    const auto of_q = Upload(q);
+    Matrix results[2] = {q, q};
+    for (const bool portable : {false, true}) {
+      const DenseAttentionShape shape{
+          num_chunks, tokens, *std::max_element(lengths.begin(), lengths.end()),
+          group,      layout, DenseWay::kSideBySide,
+          portable};
+      Matrix& result = results[portable];
+      const auto out = Upload(result);
+      Workspace workspace(DenseAttentionWorkspaceBytes(shape));
+      const int64_t stride = q.tensor().stride;
+      WINNOW_CUDA_OK(AttendDense(shape, of_q.data(), stride, chunks.data(), pool.data(), ScaleOf(d),
+                                 out.data(), stride, workspace.data(), nullptr));
+      Download(out, result);
+      EXPECT_TRUE(result.GuardsIntact());
+    }
+    for (int32_t i = 0; i < num_chunks; ++i) {
+      for (int32_t t = 0; t < host_chunks[i].num_tokens; ++t) {
+        const int64_t row = host_chunks[i].first_row + t;
+        for (int64_t c = 0; c < q.cols(); ++c) ASSERT_TRUE(std::isfinite(results[0].row(row)[c]));
+        ASSERT_FALSE(SameBits(results[0], row, q, row));
+      }
+    }
+    ASSERT_TRUE(SameBits(results[0], results[1]));
+  }
+}
+
 // For 8-bit types: the bits of attention over their values, rounded to bfloat16, either way and by either kind of kernel.
 TEST_F(CudaDenseAttentionTest, CodesGiveTheBitsOfTheirRoundedValues) {
   SCOPED_TRACE(Seed());

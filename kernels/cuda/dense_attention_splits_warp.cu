@@ -1,0 +1,274 @@
+// Mapping, kSideBySide on Hopper, of up to eight rows: decoding. A block is one warp, so nobody waits for another warp. Keys
+// are the left side of the first product and queries the right one, values the left side of the second: so of a matrix
+// instruction's 16 by 8 sums all are wanted that have a row, where rows as the left side leave most of 16 empty, and no
+// weight is made twice. Weights go from one product to the other by a transposition of 8 by 8 in registers.
+//
+// As many blocks as run at once share out the units of all chunks and KV heads, as they follow one another, in equal parts
+// that begin where splits do. Copies do not cease where one head ends and another begins. Splits that a block has from a
+// head's first on it adds up itself, from left to right as they are merged, and writes one state for them: writing
+// states costs ten times what reading as many bytes of keys does.
+//
+// Sides exchanged, an instruction gives the same bits (wgmma.cuh), and units, splits and roundings are those of
+// dense_attention.cu; so the same bits. The sum of a row's weights is of four parts, as there: transposed, a
+// lane has of its row, lane / 4, the tokens that it has there.
+#include "kernels/cuda/dense_attention_splits.cuh"
+#include "kernels/cuda/dense_attention_warp_units.cuh"
+
+namespace winnow::kernels::cuda::dense {
+namespace {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// A unit's scores, [16 tokens][8 rows] each, become weights as the second product's right side wants them. A lane's
+// scores are of rows lane % 4 * 2 + {0, 1}, as `sees` and `max`; its weights of row lane / 4, as `sum`.
+// Whether the sums so far are to be multiplied by `keep`, of the former rows, which is else 1.
+__device__ __forceinline__ bool WeighTransposed(float (&scores)[kUnitTiles][4], int32_t first_token,
+                                                const int32_t (&sees)[2], float (&max)[2],
+                                                float& sum, uint32_t (&weights)[kUnitTiles][2],
+                                                float (&keep)[2]) {
+  const int lane = threadIdx.x % kLanes;
+  if (first_token + kDenseUnitTokens > min(sees[0], sees[1])) {
+#pragma unroll
+    for (int t = 0; t < kUnitTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (first_token + t * 16 + e / 2 * 8 + lane / 4 >= sees[e % 2]) scores[t][e] = -INFINITY;
+      }
+    }
+  }
+  float base[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float unit_max = -INFINITY;
+#pragma unroll
+    for (int t = 0; t < kUnitTiles; ++t) {
+      unit_max = fmaxf(unit_max, fmaxf(scores[t][r], scores[t][2 + r]));
+    }
+#pragma unroll
+    for (int offset = 4; offset < kLanes; offset *= 2) {
+      unit_max = fmaxf(unit_max, __shfl_xor_sync(kFullMask, unit_max, offset));
+    }
+    const float now = unit_max > max[r] + kSlack ? unit_max : max[r];
+    base[r] = now == -INFINITY ? 0.0f : now;
+    keep[r] = now == max[r] ? 1.0f : PowerOfTwo(max[r] - base[r]);
+    max[r] = now;
+  }
+  const bool is_raised = __any_sync(kFullMask, keep[0] != 1.0f || keep[1] != 1.0f) != 0;
+  if (is_raised) {
+    const float even = __shfl_sync(kFullMask, keep[0], lane / 8);
+    const float odd = __shfl_sync(kFullMask, keep[1], lane / 8);
+    sum = __fmul_rn(sum, lane / 4 % 2 == 0 ? even : odd);
+  }
+#pragma unroll
+  for (int t = 0; t < kUnitTiles; ++t) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t pair =
+          Transposed8x8(PackBf16(PowerOfTwo(__fsub_rn(scores[t][2 * half], base[0])),
+                                 PowerOfTwo(__fsub_rn(scores[t][2 * half + 1], base[1]))));
+      weights[t][half] = pair;
+      sum = __fadd_rn(sum, __fadd_rn(WidenLow(pair), WidenHigh(pair)));
+    }
+  }
+  return is_raised;
+}
+
+// A state of up to eight rows: sums of values, [16 channels][8 rows] each, and of the weights of a lane's two rows,
+// lane % 4 * 2 + {0, 1}.
+template <int kHeadDim>
+struct WarpState {
+  float o[kHeadDim / 16][4];
+  float max[2], sum[2];
+
+  __device__ __forceinline__ void Reset() {
+    Clear(o);
+    max[0] = max[1] = -INFINITY;
+    sum[0] = sum[1] = 0.0f;
+  }
+  // A split's state joins those of the splits before it.
+  __device__ __forceinline__ void Add(const WarpState& split) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (split.sum[r] == 0.0f) continue;
+      const Shares shares = ShareOut(max[r], sum[r], split.max[r]);
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 16; ++n) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& value = o[n][2 * half + r];
+          value = Mix(value, split.o[n][2 * half + r], shares);
+        }
+      }
+      sum[r] = Mix(sum[r], split.sum[r], shares);
+      max[r] = shares.max;
+    }
+  }
+};
+
+#endif
+
+template <int kHeadDim, typename Units>
+__global__ void __launch_bounds__(kLanes)
+    SplitWarpKernel(const __grid_constant__ Args args,
+                    const __grid_constant__ typename Units::Source source) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  constexpr int kSteps = kHeadDim / 16;
+  extern __shared__ uint4 shared4[];
+  const int lane = threadIdx.x;
+  LetNextStart();
+  const UnitShare share = ShareOfBlock(args);
+  if (share.count == 0) return WaitForEarlier();
+  UnitCursor at = share.first;
+  PrefetchTokens<kLanes, kDenseUnitTokens>(args, at.chunk, at.kv_head, at.unit, at.visible(),
+                                           Units::kParts * Units::kPartBytes / kDenseUnitTokens);
+  UnitRing<Units> ring(args, source, share, SharedAddress(shared4));
+  WaitForEarlier();
+  ring.Begin();
+
+  const int32_t group = args.group.divisor();
+  int32_t num_rows = 0, sees[2] = {};
+  uint32_t q[kSteps][2];
+  const auto load_rows = [&] {
+    num_rows = at.chunk.num_tokens * group;
+    // Rows that are not there see what the last one sees, so that nothing need be hidden from them, and are not written.
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sees[r] = VisibleTo(args, at.chunk, min(lane % 4 * 2 + r, num_rows - 1));
+    }
+    const int32_t row = min(lane / 4, num_rows - 1), token = args.group.Divide(row);
+    const float* from = args.q + (at.chunk.first_row + token) * args.q_stride +
+                        int64_t{at.kv_head * group + row - token * group} * kHeadDim;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int c = Units::QueryChannel(step, half, lane);
+        q[step][half] =
+            PackBf16(__fmul_rn(from[c], args.scale_log2), __fmul_rn(from[c + 1], args.scale_log2));
+      }
+    }
+  };
+  // `total`: of the splits so far, where the block has a head from its first one on.
+  WarpState<kHeadDim> split, total;
+  float sum = 0.0f;  // a quarter of row lane / 4's, of the split
+  split.Reset();
+  bool adds_up = false;
+  for (int32_t done = 0; done < share.count; ++done) {
+    if (done == 0 || at.unit == 0) {
+      load_rows();
+      total.Reset();
+      adds_up = at.unit == 0;
+    }
+    float scores[kUnitTiles][4] = {};
+    const uint32_t keys = ring.Part();
+    Units::Score(keys, q, scores);
+    if constexpr (Units::kParts == 2) ring.PartIsRead();
+    uint32_t weights[kUnitTiles][2];
+    float keep[2];
+    if (WeighTransposed(scores, at.unit * kDenseUnitTokens, sees, split.max, sum, weights, keep)) {
+#pragma unroll
+      for (int n = 0; n < kSteps; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) split.o[n][e] = __fmul_rn(split.o[n][e], keep[e % 2]);
+      }
+    }
+    Units::AddValues(Units::kParts == 2 ? ring.Part() : keys,
+                     at.visible() - at.unit * kDenseUnitTokens, weights, split.o);
+    ring.PartIsRead();
+    const bool ends_head = at.unit + 1 == at.units;
+    if (ends_head || BeginsDenseSplit(at.unit + 1)) {
+      sum = __fadd_rn(sum, __shfl_xor_sync(kFullMask, sum, 1));
+      sum = __fadd_rn(sum, __shfl_xor_sync(kFullMask, sum, 2));
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        split.sum[r] = __shfl_sync(kFullMask, sum, (lane % 4 * 2 + r) * 4);
+      }
+      const bool is_last = ends_head || done + 1 == share.count;
+      if (adds_up) {
+        total.Add(split);
+        split = total;
+      }
+      // What has been added up so far is there once, at the last of its splits; the others weigh nothing.
+      const bool is_written = !adds_up || is_last;
+      const int64_t place = (int64_t{at.index} * args.kv_heads + at.kv_head) * kWarpRows;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int32_t row = lane % 4 * 2 + r;
+        if (row >= num_rows) continue;
+        const int64_t part = (place + row) * args.splits + DenseSplitOf(at.unit);
+        if (lane < 4) {
+          args.part_ends[part] = make_float2(split.max[r], is_written ? split.sum[r] : 0.0f);
+        }
+        if (!is_written) continue;
+        float* to = args.parts + part * kHeadDim;
+#pragma unroll
+        for (int n = 0; n < kSteps; ++n) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            to[Units::SumChannel(n, half, lane)] = split.o[n][2 * half + r];
+          }
+        }
+      }
+      split.Reset();
+      sum = 0.0f;
+    }
+    if (done + 1 < share.count) at.Advance(args);
+  }
+#endif
+}
+
+// Blocks for so many heads of `splits` each, where `slots` run at once: all, or some fewer if then each has whole heads, or
+// each head whole blocks, as where contexts are of one length; all that a block writes of a head is then one state.
+int64_t BlocksOf(int64_t heads, int64_t splits, int64_t slots) {
+  const int64_t even =
+      heads > slots ? CeilDiv(heads, CeilDiv(heads, slots)) : slots / heads * heads;
+  return std::min(heads * splits, even >= slots - slots / 10 ? even : slots);
+}
+
+template <typename Units>
+size_t SharedBytesOf() {
+  return Units::kStages * size_t{Units::kPartBytes} + (Units::kAlignment - 16);
+}
+
+template <int kHeadDim, typename Units>
+cudaError_t LaunchOf(const DenseAttentionShape& shape, const Args& args,
+                     const typename Units::Source& source, Stream stream) {
+  const auto kernel = SplitWarpKernel<kHeadDim, Units>;
+  const size_t shared_bytes = SharedBytesOf<Units>();
+  int at_once = 0;
+  if (const cudaError_t error = BlocksPerMultiprocessor(kernel, kLanes, shared_bytes, &at_once);
+      error != cudaSuccess) {
+    return error;
+  }
+  const int64_t heads = int64_t{shape.num_chunks} * shape.layout.kv_heads;
+  const int64_t slots = int64_t{at_once} * CurrentDevice().multiprocessors;
+  return Launch(kernel, dim3(static_cast<unsigned>(BlocksOf(heads, args.splits, slots))), kLanes,
+                shared_bytes, stream, false, args, source);
+}
+
+template <DType kKv, int kHeadDim>
+cudaError_t LaunchOf(const DenseAttentionShape& shape, const Args& args, const CUtensorMap* map,
+                     Stream stream) {
+  if constexpr (HasScales(kKv)) {
+    return LaunchOf<kHeadDim, CodeUnits<kKv, kHeadDim>>(shape, args, {}, stream);
+  } else {
+    if (map == nullptr) return cudaErrorInvalidValue;
+    return LaunchOf<kHeadDim, PlainUnits<kHeadDim>>(shape, args, *map, stream);
+  }
+}
+
+}  // namespace
+
+bool HasWarpSplits(const DenseAttentionShape& shape) {
+  const int32_t d = shape.layout.head_dim;
+  return (d == 64 || d == 128) && int64_t{shape.max_chunk_tokens} * shape.group <= kSplitWarpRows;
+}
+
+cudaError_t SplitByWarps(const DenseAttentionShape& shape, const Args& args, const CUtensorMap* map,
+                         Stream stream) {
+  return ForKvType(shape.layout.dtype, [&]<DType kKv>(KvType<kKv>) {
+    return shape.layout.head_dim == 64 ? LaunchOf<kKv, 64>(shape, args, map, stream)
+                                       : LaunchOf<kKv, 128>(shape, args, map, stream);
+  });
+}
+
+}  // namespace winnow::kernels::cuda::dense
