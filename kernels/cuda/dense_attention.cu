@@ -5,15 +5,16 @@
 // cease between them; of a unit each of its 4 warps scores 16 tokens, all hear of all scores through
 // shared memory and weigh them alike, and each adds up its own channels. On Hopper its units come as
 // tiles of a tensor map.
-// There a block takes up to 64 rows, if there are more than 16 (a draft that is verified): with matrix instructions of a
-// warpgroup for d 64 and 128 (dense_attention_splits_wgmma.cu), with those of a warp for others (SplitTilesKernel).
+// There a block is one warp if there are up to eight rows (decoding; dense_attention_splits_warp.cu), and takes up to 64 if there
+// are more than 16 (a draft that is verified): with matrix instructions of a warpgroup for d 64 and 128
+// (dense_attention_splits_wgmma.cu), with those of a warp for others (SplitTilesKernel).
 //
 // The two must agree to the bit, so everything that rounds is written with the rounding in its name
 // where the compiler could choose (a * b + c), and both weigh a unit by the same function.
 //
-// Lost (H100, d 128, G 4, 128K tokens of 8 KV heads): a single warp for a split's 16 rows. It waits for
+// Lost (H100, d 128, G 4, 128K tokens of 8 KV heads): a single warp for a split's 16 rows, as here. It waits for
 // each of its instructions in turn, and three of them on a multiprocessor read 0.9 TB/s.
-// Also lost (H200, the same shape): one stage in place of two and five blocks on a multiprocessor in
+// Also lost (H200, the same shape, one row of it by this file's kernel): one stage in place of two and five blocks on a multiprocessor in
 // place of three, 189 us instead of 172 more for 128K tokens than for 8K; three stages and two blocks, 190 us
 // instead of 191, and 1031 instead of 864 for 24 sequences of 32K; a row at a time by the bulk copy engine,
 // 157 us instead of 159 and 914 instead of 876, and three stages of that and two blocks 155 and 1080; a block's splits
@@ -22,7 +23,7 @@
 // thread, or a row by the copy engine, 4.2, whatever the stages; a unit as one bulk copy 4.5, but all its rows lie in the
 // same banks; as tiles that swizzle 4.6, in any order and size, and 4.2 again where L2 is to bring 256 bytes at a time
 // (tensor_map.cc). With arithmetic, in one run, 159 to 148 us at 128K, 1,207 to 1,165 at a million, 97 to 85 with d 64, and 877 to 882
-// for 24 sequences. Left: a unit takes a multiprocessor 1.2 us, be one, two or three blocks on it.
+// for 24 sequences.
 // Of tiles, lost (other runs, in which what is here took 146, 1,131 and 874): three stages and two blocks, 150 us and 1,117 for
 // a million; four and one, 173 and 1,342; a warp weighs only the 16 tokens that it scored and hears of the others' weights in
 // place of scores, one meeting more: 147, 1,177, and 927 for 24;

@@ -2,6 +2,7 @@
 //
 //   dense_attention.cu               kInTurn and kSideBySide on any device
 //   dense_attention_wgmma.cu         kInTurn on Hopper
+//   dense_attention_splits_warp.cu   kSideBySide on Hopper, of up to eight rows
 //   dense_attention_splits_wgmma.cu  kSideBySide on Hopper, of more than 16 rows
 #ifndef WINNOW_KERNELS_CUDA_DENSE_ATTENTION_PARTS_CUH_
 #define WINNOW_KERNELS_CUDA_DENSE_ATTENTION_PARTS_CUH_

@@ -1,4 +1,4 @@
-// Mapping, kSideBySide on Hopper, of up to eight rows: decoding. A block is one warp, so nobody waits for another warp. Keys
+// Mapping, kSideBySide on Hopper, of up to eight rows: decoding. A block is one warp, so nobody waits for another. Keys
 // are the left side of the first product and queries the right one, values the left side of the second: so of a matrix
 // instruction's 16 by 8 sums all are wanted that have a row, where rows as the left side leave most of 16 empty, and no
 // weight is made twice. Weights go from one product to the other by a transposition of 8 by 8 in registers.
@@ -7,6 +7,21 @@
 // that begin where splits do. Copies do not cease where one head ends and another begins. Splits that a block has from a
 // head's first on it adds up itself, from left to right as they are merged, and writes one state for them: writing
 // states costs ten times what reading as many bytes of keys does.
+//
+// 8-bit types: their rows become left sides in registers, where dense_attention.cu's kernel writes them to shared memory as
+// bfloat16. That takes instructions, so more warps with less on its way to each.
+//
+// H200, d 128, G 4, us of a layer (a read loop's: 118 for 64 sequences of 2K and for 128K, 472 for 256, 709 for 24 of 32K), by
+// dense_attention.cu's kernel; as it is; and on the way here:
+//   64 of 2K; 256 of 2K; 24 of 32K; 128K    175; 614; 810; 143 to 155; now 126; 502; 766; 135 to 145
+//   the same of int8, 24 of 32K; 128K       1,023; 182; now 542; 136
+//   64 of 2K, 256 of 2K: blocks of a few splits each, with keys and values of two units on their way to three blocks of a
+//     multiprocessor 149, 548; shares of all units 144, 553; matrices loaded ahead 142, 542; three halves of units for four
+//     blocks, and the place of the next block not waited for, 142, 528; keys and values first to leave L2 136, 526; splits
+//     added up here -, 503; without states at all 129, 479. One row of a state after the other in whole lines: the same
+//   int8, 24 of 32K; 128K: two units on their way to six blocks 850; 197, one to twelve as it is
+//   the first 256 tokens of each block brought to L2 before the queries are there, in place of 64: more than L2 holds,
+//     128K 149 in place of 145
 //
 // Sides exchanged, an instruction gives the same bits (wgmma.cuh), and units, splits and roundings are those of
 // dense_attention.cu; so the same bits. The sum of a row's weights is of four parts, as there: transposed, a

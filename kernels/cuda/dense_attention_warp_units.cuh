@@ -1,5 +1,5 @@
-// Shared out: which units of keys and values a block of one warp takes, how they come to shared memory, and what the warp
-// makes of one. Only dense_attention_splits_warp.cu includes it.
+// The parts of dense_attention_splits_warp.cu, which alone includes it: the units of keys and values that a block of one warp
+// takes, how they come to shared memory, and what the warp makes of one.
 #ifndef WINNOW_KERNELS_CUDA_DENSE_ATTENTION_WARP_UNITS_CUH_
 #define WINNOW_KERNELS_CUDA_DENSE_ATTENTION_WARP_UNITS_CUH_
 
@@ -100,9 +100,13 @@ __device__ __forceinline__ UnitShare ShareOfBlock(const Args& args) {
 inline constexpr int kLoadsAhead = 2;
 
 // Units of a KV type: how they are copied and lie, and products with them. Keys are the left side of the first product,
-// values, transposed, that of the second. What follows of both:
-//   kParts             pieces of a unit that are copied and given back by themselves, keys' first
-//   ChannelOf(...)     that q's pair `half` of a step begins with, and that of a lane's sums o[n][2 * half + {0, 1}]
+// values, transposed, that of the second.
+//
+//   kParts, kStages    pieces of a unit that are copied and given back by themselves, keys' first; and those on their way
+//   QueryChannel(...)  the channel that q's pair `half` of a step begins with, of row lane / 4
+//   SumChannel(...)    that of o[n][2 * half + {0, 1}], of rows lane % 4 * 2 + {0, 1}
+//   Score(...)         scores += keys q
+//   AddValues(...)     o += values weights; tokens from `seen` on weigh nothing, whatever lies there
 //
 // Bfloat16, in tiles of a tensor map: matrix loads make the left sides.
 template <int kHeadDim>
@@ -112,7 +116,7 @@ struct PlainUnits {
   static constexpr int kParts = 2, kSteps = kHeadDim / 16;
   static constexpr uint32_t kPartBytes = Rows::kUnitBytes / kParts;
   static constexpr uint32_t kAlignment = Rows::kStageAlignment;
-  static constexpr int kStages = kHeadDim == 128 ? 3 : 6;  // parts on their way
+  static constexpr int kStages = kHeadDim == 128 ? 3 : 6;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   static __device__ __forceinline__ int QueryChannel(int step, int half, int lane) {
@@ -160,11 +164,10 @@ struct PlainUnits {
     }
   }
 
-  // Values of tokens from `seen` on may be anything, and weights of zero take them too.
   static __device__ __forceinline__ void AddValues(uint32_t values, int32_t seen,
                                                    const uint32_t (&weights)[kUnitTiles][2],
                                                    float (&o)[kSteps][4]) {
-    if (seen < kDenseUnitTokens) {
+    if (seen < kDenseUnitTokens) {  // weights of zero take what lies there, too
       constexpr int kPieces = kTensorTileRowBytes / 16;
       for (int i = seen * kPieces + static_cast<int>(threadIdx.x); i < kDenseUnitTokens * kPieces;
            i += kLanes) {

@@ -28,8 +28,8 @@ constexpr int32_t DenseSplits(int32_t tokens) {
 // Units of a block, for `rows` of `units` each, where `slots` blocks run at once: whole splits of the longest kind that there
 // is, so that each block begins where a split does. Two things make a call long, and count the same. Blocks run in waves, and
 // one's beginning, in which it only waits, is as long as two units. And smaller blocks end closer together, at the price of
-// more beginnings. H200, d 128, G 4, step of 9 rows at 128K in blocks of 16, 32, 64 units: 9.25, 9.30, 9.54 ms; of one row in
-// blocks of 16, 32, 48: 8.20, 8.83, 8.25; 64 sequences of 2K in blocks of 4, 8, 16, 32: 10.57, 10.61, 10.55, 11.33.
+// more beginnings. H200, d 128, G 4, step of 9 rows at 128K in blocks of 16, 32, 64 units: 9.25, 9.30, 9.54 ms. Up to eight
+// rows on Hopper are shared out otherwise (dense_attention_splits_warp.cu).
 constexpr int32_t DenseBlockUnits(int32_t units, int64_t rows, int64_t slots) {
   constexpr double kBeginning = 2;
   const auto ceil_of = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
