@@ -5,8 +5,8 @@
 // cease between them; of a unit each of its 4 warps scores 16 tokens, all hear of all scores through
 // shared memory and weigh them alike, and each adds up its own channels. On Hopper its units come as
 // tiles of a tensor map.
-// There a block is one warp if there are up to eight rows (decoding; dense_attention_splits_warp.cu), and takes up to 64 if there
-// are more than 16 (a draft that is verified): with matrix instructions of a warpgroup for d 64 and 128
+// There a block is one warp if there are up to eight rows of many units (decoding; dense_attention_splits_warp.cu), and takes up
+// to 64 rows if there are more than 16 (a draft that is verified): with matrix instructions of a warpgroup for d 64 and 128
 // (dense_attention_splits_wgmma.cu), with those of a warp for others (SplitTilesKernel).
 //
 // The two must agree to the bit, so everything that rounds is written with the rounding in its name
@@ -490,14 +490,14 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes, 2)
 // A block merges 32 channels of a row's splits, from left to right. What a split and those before it count for
 // follows from the largest score so far, which is found for many splits side by side: only multiply-adds are left
 // to do one after the other, by one warp, over values that are in shared memory by then. A split that weighs
-// nothing is left out.
+// nothing is left out; `has_gaps`: many do, and their values need not be read.
 constexpr int kMergeThreads = 128;
 constexpr int kMergeSplits = 2 * kMergeThreads;  // at a time, and as many on their way
 constexpr int kMergeChannels = 32;
 constexpr float kLeftOut = -1.0f;
 
 __global__ void __launch_bounds__(kMergeThreads)
-    MergeSplitsKernel(const __grid_constant__ Args args, int32_t head_dim) {
+    MergeSplitsKernel(const __grid_constant__ Args args, int32_t head_dim, int32_t has_gaps) {
   LetNextStart();
   extern __shared__ uint4 shared4[];  // values [2][min(splits, kMergeSplits)][32]
   __shared__ float lefts[kMergeSplits], rights[kMergeSplits], right_sums[kMergeSplits];
@@ -531,7 +531,7 @@ __global__ void __launch_bounds__(kMergeThreads)
       const int32_t split = i / 8, piece = i % 8;
       if (piece < pieces) {
         CopyAsync16(to + i * 16, parts + int64_t{first + split} * head_dim + piece * 4,
-                    part_ends[first + split].y != 0.0f);
+                    has_gaps == 0 || part_ends[first + split].y != 0.0f);
       }
     }
     CommitCopies();
@@ -607,7 +607,7 @@ __global__ void __launch_bounds__(kMergeThreads)
 
 // The same of few splits: a warp merges a row, four channels to a lane, of several rows to a block.
 constexpr int kMergeWarps = 4;
-constexpr int32_t kFewSplits = 32;
+constexpr int32_t kFewSplits = 8;
 
 __global__ void __launch_bounds__(kMergeWarps* kLanes)
     MergeFewSplitsKernel(const __grid_constant__ Args args, int32_t head_dim, int32_t tile_rows) {
@@ -676,7 +676,8 @@ cudaError_t LaunchSideBySide(const DenseAttentionShape& shape, Args& args,
   cudaError_t error = cudaSuccess;
   const CUtensorMap* map = nullptr;
   if constexpr (std::is_same_v<typename Ring::Source, CUtensorMap>) map = &source;
-  if (kTogether && HasWarpSplits(shape)) {
+  const bool by_warps = kTogether && HasWarpSplits(shape);
+  if (by_warps) {
     error = SplitByWarps(shape, args, map, stream);
   } else if (kTogether && args.tiles > 1) {
     if constexpr (kTogether) {
@@ -710,7 +711,7 @@ cudaError_t LaunchSideBySide(const DenseAttentionShape& shape, Args& args,
   const auto blocks = static_cast<unsigned>(tile_rows * CeilDiv(kHeadDim, kMergeChannels));
   return Launch(MergeSplitsKernel,
                 dim3(blocks, shape.layout.kv_heads, shape.num_chunks * args.tiles), kMergeThreads,
-                merge_bytes, stream, false, args, kHeadDim);
+                merge_bytes, stream, false, args, kHeadDim, static_cast<int32_t>(by_warps));
 }
 
 template <DType kKv, int kHeadDim>

@@ -42,6 +42,9 @@ struct DenseAttentionShape {
   DenseWay way = DenseWay::kInTurn;
   // Only kernels that any device has, for tests and benchmarks: the same bits.
   bool portable = false;
+  // On Hopper up to eight rows go to blocks of one warp where each has so many units, or else to blocks of four, which are sooner
+  // done with few: tests take less.
+  int32_t least_share = 4;
 };
 
 // kSideBySide: 4 (d + 2) bytes for every split and row of a tile, of each KV head. Need not be zeroed.

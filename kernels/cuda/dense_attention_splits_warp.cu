@@ -26,6 +26,8 @@
 // Sides exchanged, an instruction gives the same bits (wgmma.cuh), and units, splits and roundings are those of
 // dense_attention.cu; so the same bits. The sum of a row's weights is of four parts, as there: transposed, a
 // lane has of its row, lane / 4, the tokens that it has there.
+#include <type_traits>
+
 #include "kernels/cuda/dense_attention_splits.cuh"
 #include "kernels/cuda/dense_attention_warp_units.cuh"
 
@@ -244,45 +246,72 @@ size_t SharedBytesOf() {
   return Units::kStages * size_t{Units::kPartBytes} + (Units::kAlignment - 16);
 }
 
+// Blocks that run at once, 0 where that cannot be told.
+template <int kHeadDim, typename Units>
+int64_t SlotsOf() {
+  int at_once = 0;
+  if (BlocksPerMultiprocessor(SplitWarpKernel<kHeadDim, Units>, kLanes, SharedBytesOf<Units>(),
+                              &at_once) != cudaSuccess) {
+    return 0;
+  }
+  return int64_t{at_once} * CurrentDevice().multiprocessors;
+}
+
 template <int kHeadDim, typename Units>
 cudaError_t LaunchOf(const DenseAttentionShape& shape, const Args& args,
                      const typename Units::Source& source, Stream stream) {
-  const auto kernel = SplitWarpKernel<kHeadDim, Units>;
-  const size_t shared_bytes = SharedBytesOf<Units>();
-  int at_once = 0;
-  if (const cudaError_t error = BlocksPerMultiprocessor(kernel, kLanes, shared_bytes, &at_once);
-      error != cudaSuccess) {
-    return error;
-  }
   const int64_t heads = int64_t{shape.num_chunks} * shape.layout.kv_heads;
-  const int64_t slots = int64_t{at_once} * CurrentDevice().multiprocessors;
-  return Launch(kernel, dim3(static_cast<unsigned>(BlocksOf(heads, args.splits, slots))), kLanes,
-                shared_bytes, stream, false, args, source);
+  const int64_t blocks = BlocksOf(heads, args.splits, SlotsOf<kHeadDim, Units>());
+  return Launch(SplitWarpKernel<kHeadDim, Units>, dim3(static_cast<unsigned>(blocks)), kLanes,
+                SharedBytesOf<Units>(), stream, false, args, source);
 }
 
-template <DType kKv, int kHeadDim>
-cudaError_t LaunchOf(const DenseAttentionShape& shape, const Args& args, const CUtensorMap* map,
-                     Stream stream) {
-  if constexpr (HasScales(kKv)) {
-    return LaunchOf<kHeadDim, CodeUnits<kKv, kHeadDim>>(shape, args, {}, stream);
-  } else {
-    if (map == nullptr) return cudaErrorInvalidValue;
-    return LaunchOf<kHeadDim, PlainUnits<kHeadDim>>(shape, args, *map, stream);
-  }
+// The kind of units of a KV type and head dimension: call(kind).
+template <typename Units>
+struct UnitsKind {
+  using Type = Units;
+};
+template <typename Call>
+cudaError_t ForUnits(const KvLayout& layout, const Call& call) {
+  return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
+    if constexpr (HasScales(kKv)) {
+      return layout.head_dim == 64
+                 ? call.template operator()<64>(UnitsKind<CodeUnits<kKv, 64>>{})
+                 : call.template operator()<128>(UnitsKind<CodeUnits<kKv, 128>>{});
+    } else {
+      return layout.head_dim == 64 ? call.template operator()<64>(UnitsKind<PlainUnits<64>>{})
+                                   : call.template operator()<128>(UnitsKind<PlainUnits<128>>{});
+    }
+  });
 }
 
 }  // namespace
 
 bool HasWarpSplits(const DenseAttentionShape& shape) {
-  const int32_t d = shape.layout.head_dim;
-  return (d == 64 || d == 128) && int64_t{shape.max_chunk_tokens} * shape.group <= kSplitWarpRows;
+  const KvLayout& layout = shape.layout;
+  if ((layout.head_dim != 64 && layout.head_dim != 128) ||
+      int64_t{shape.max_chunk_tokens} * shape.group > kSplitWarpRows) {
+    return false;
+  }
+  const int64_t units = int64_t{shape.num_chunks} * layout.kv_heads * DenseUnits(shape.max_keys);
+  int64_t slots = 0;
+  const cudaError_t error = ForUnits(layout, [&]<int kHeadDim, typename Kind>(Kind) {
+    slots = SlotsOf<kHeadDim, typename Kind::Type>();
+    return cudaSuccess;
+  });
+  return error == cudaSuccess && slots > 0 && units >= shape.least_share * slots;
 }
 
 cudaError_t SplitByWarps(const DenseAttentionShape& shape, const Args& args, const CUtensorMap* map,
                          Stream stream) {
-  return ForKvType(shape.layout.dtype, [&]<DType kKv>(KvType<kKv>) {
-    return shape.layout.head_dim == 64 ? LaunchOf<kKv, 64>(shape, args, map, stream)
-                                       : LaunchOf<kKv, 128>(shape, args, map, stream);
+  return ForUnits(shape.layout, [&]<int kHeadDim, typename Kind>(Kind) {
+    using Units = typename Kind::Type;
+    if constexpr (std::is_same_v<typename Units::Source, CUtensorMap>) {
+      if (map == nullptr) return cudaErrorInvalidValue;
+      return LaunchOf<kHeadDim, Units>(shape, args, *map, stream);
+    } else {
+      return LaunchOf<kHeadDim, Units>(shape, args, {}, stream);
+    }
   });
 }
 

@@ -138,10 +138,11 @@ TEST_F(CudaDenseAttentionTest, TheDevicesOwnKernelsGiveTheBitsOfThoseThatAnyHas)
                                  {second_table.data(), first, second, m - second}});
     Matrix q = Matrix::Normal(random_, first + second, int64_t{layout.kv_heads} * group * d);
     const auto of_q = Upload(q);
+    const auto least_share = static_cast<int32_t>(4 * random_.Int(0, 1));
     Matrix results[2] = {q, q};
     for (const bool portable : {false, true}) {
       const DenseAttentionShape shape{
-          2, std::max(first, second), std::max(n, m), group, layout, way, portable};
+          2, std::max(first, second), std::max(n, m), group, layout, way, portable, least_share};
       Matrix& result = results[portable];
       const auto out = Upload(result);
       Workspace workspace(DenseAttentionWorkspaceBytes(shape));
@@ -190,13 +191,14 @@ TEST_F(CudaDenseAttentionTest, FewRowsOfManyChunksHaveTheBitsOfAnyDevicesKernels
     Matrix q =
         Matrix::Normal(random_, int64_t{num_chunks} * tokens, int64_t{layout.kv_heads} * group * d);
     const auto of_q = Upload(q);
-    Matrix results[2] = {q, q};
-    for (const bool portable : {false, true}) {
-      const DenseAttentionShape shape{
+    Matrix results[3] = {q, q, q};
+    for (int which = 0; which < 3; ++which) {  // any device's; shared out; as it is chosen
+      DenseAttentionShape shape{
           num_chunks, tokens, *std::max_element(lengths.begin(), lengths.end()),
-          group,      layout, DenseWay::kSideBySide,
-          portable};
-      Matrix& result = results[portable];
+          group,      layout, DenseWay::kSideBySide};
+      shape.portable = which == 0;
+      if (which == 1) shape.least_share = 0;
+      Matrix& result = results[which];
       const auto out = Upload(result);
       Workspace workspace(DenseAttentionWorkspaceBytes(shape));
       const int64_t stride = q.tensor().stride;
@@ -213,6 +215,7 @@ TEST_F(CudaDenseAttentionTest, FewRowsOfManyChunksHaveTheBitsOfAnyDevicesKernels
       }
     }
     ASSERT_TRUE(SameBits(results[0], results[1]));
+    ASSERT_TRUE(SameBits(results[0], results[2]));
   }
 }
 
@@ -241,9 +244,10 @@ TEST_F(CudaDenseAttentionTest, CodesGiveTheBitsOfTheirRoundedValues) {
         std::vector<DeviceChunk>{{table.data(), 0, count, n - count}});
     Matrix q = Matrix::Normal(random_, count, int64_t{layout.kv_heads} * group * d);
     const auto of_q = Upload(q);
+    const auto least_share = static_cast<int32_t>(4 * random_.Int(0, 1));
     const auto run = [&](const DeviceArray<std::byte>& of_pool, const KvLayout& of_layout,
                          bool portable) {
-      const DenseAttentionShape shape{1, count, n, group, of_layout, way, portable};
+      const DenseAttentionShape shape{1, count, n, group, of_layout, way, portable, least_share};
       Matrix result = q;
       const auto out = Upload(result);
       Workspace workspace(DenseAttentionWorkspaceBytes(shape));
