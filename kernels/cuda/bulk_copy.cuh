@@ -127,8 +127,8 @@ __device__ __forceinline__ void BulkCopyGatedTiles(uint32_t to, const void* map,
       : "memory");
 }
 
-// What this thread wrote to shared memory, copies among it that it has waited for, can be read by matrix instructions of a
-// warpgroup and overwritten by bulk copies, of whoever is told of it after.
+// Matrix instructions of a warpgroup can read, and bulk copies overwrite, what this thread wrote to shared memory, copies
+// among it that it has waited for, where they are asked for by whoever is told of it after.
 __device__ __forceinline__ void FenceSharedWrites() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

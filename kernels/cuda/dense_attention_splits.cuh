@@ -62,8 +62,8 @@ struct SwizzledRows {
            word % 2 * 8;
   }
 
-  // Where a lane reads a matrix load's four matrices of 8 tokens by 8 channels, from token 0 and channel 0 of keys or values
-  // on: the second lies down the tokens from the first, or along the channels.
+  // The address that a lane gives to a load of four matrices of 8 tokens by 8 channels, from token 0 and channel 0 of keys or
+  // values on: the second lies down the tokens from the first, or along the channels.
   static __device__ __forceinline__ uint32_t DownFirst(uint32_t half, int lane) {
     return half + lane % 16 * kTensorTileRowBytes + (lane / 16 ^ lane % kTensorSwizzleRows) * 16;
   }

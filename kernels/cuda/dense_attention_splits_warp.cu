@@ -123,12 +123,12 @@ struct WarpState {
 
 #endif
 
-template <int kHeadDim, typename Units>
+template <typename Units>
 __global__ void __launch_bounds__(kLanes)
     SplitWarpKernel(const __grid_constant__ Args args,
                     const __grid_constant__ typename Units::Source source) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  constexpr int kSteps = kHeadDim / 16;
+  constexpr int kHeadDim = Units::kHeadDim, kSteps = Units::kSteps;
   extern __shared__ uint4 shared4[];
   const int lane = threadIdx.x;
   LetNextStart();
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kLanes)
         total.Add(split);
         split = total;
       }
-      // What has been added up so far is there once, at the last of its splits; the others weigh nothing.
+      // The sum so far is there once, at the last of its splits; the others weigh nothing.
       const bool is_written = !adds_up || is_last;
       const int64_t place = (int64_t{at.index} * args.kv_heads + at.kv_head) * kWarpRows;
 #pragma unroll
@@ -233,40 +233,32 @@ __global__ void __launch_bounds__(kLanes)
 #endif
 }
 
-// Blocks for so many heads of `splits` each, where `slots` run at once: all, or some fewer if then each has whole heads, or
-// each head whole blocks, as where contexts are of one length; all that a block writes of a head is then one state.
-int64_t BlocksOf(int64_t heads, int64_t splits, int64_t slots) {
-  const int64_t even =
-      heads > slots ? CeilDiv(heads, CeilDiv(heads, slots)) : slots / heads * heads;
-  return std::min(heads * splits, even >= slots - slots / 10 ? even : slots);
-}
-
 template <typename Units>
 size_t SharedBytesOf() {
   return Units::kStages * size_t{Units::kPartBytes} + (Units::kAlignment - 16);
 }
 
 // Blocks that run at once, 0 where that cannot be told.
-template <int kHeadDim, typename Units>
+template <typename Units>
 int64_t SlotsOf() {
   int at_once = 0;
-  if (BlocksPerMultiprocessor(SplitWarpKernel<kHeadDim, Units>, kLanes, SharedBytesOf<Units>(),
-                              &at_once) != cudaSuccess) {
+  if (BlocksPerMultiprocessor(SplitWarpKernel<Units>, kLanes, SharedBytesOf<Units>(), &at_once) !=
+      cudaSuccess) {
     return 0;
   }
   return int64_t{at_once} * CurrentDevice().multiprocessors;
 }
 
-template <int kHeadDim, typename Units>
+template <typename Units>
 cudaError_t LaunchOf(const DenseAttentionShape& shape, const Args& args,
                      const typename Units::Source& source, Stream stream) {
   const int64_t heads = int64_t{shape.num_chunks} * shape.layout.kv_heads;
-  const int64_t blocks = BlocksOf(heads, args.splits, SlotsOf<kHeadDim, Units>());
-  return Launch(SplitWarpKernel<kHeadDim, Units>, dim3(static_cast<unsigned>(blocks)), kLanes,
+  const int64_t blocks = DenseSharers(heads, args.splits, SlotsOf<Units>());
+  return Launch(SplitWarpKernel<Units>, dim3(static_cast<unsigned>(blocks)), kLanes,
                 SharedBytesOf<Units>(), stream, false, args, source);
 }
 
-// The kind of units of a KV type and head dimension: call(kind).
+// call(kind), where Kind::Type is the kind of units of a KV type and head dimension.
 template <typename Units>
 struct UnitsKind {
   using Type = Units;
@@ -275,12 +267,11 @@ template <typename Call>
 cudaError_t ForUnits(const KvLayout& layout, const Call& call) {
   return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
     if constexpr (HasScales(kKv)) {
-      return layout.head_dim == 64
-                 ? call.template operator()<64>(UnitsKind<CodeUnits<kKv, 64>>{})
-                 : call.template operator()<128>(UnitsKind<CodeUnits<kKv, 128>>{});
+      return layout.head_dim == 64 ? call(UnitsKind<CodeUnits<kKv, 64>>{})
+                                   : call(UnitsKind<CodeUnits<kKv, 128>>{});
     } else {
-      return layout.head_dim == 64 ? call.template operator()<64>(UnitsKind<PlainUnits<64>>{})
-                                   : call.template operator()<128>(UnitsKind<PlainUnits<128>>{});
+      return layout.head_dim == 64 ? call(UnitsKind<PlainUnits<64>>{})
+                                   : call(UnitsKind<PlainUnits<128>>{});
     }
   });
 }
@@ -295,8 +286,8 @@ bool HasWarpSplits(const DenseAttentionShape& shape) {
   }
   const int64_t units = int64_t{shape.num_chunks} * layout.kv_heads * DenseUnits(shape.max_keys);
   int64_t slots = 0;
-  const cudaError_t error = ForUnits(layout, [&]<int kHeadDim, typename Kind>(Kind) {
-    slots = SlotsOf<kHeadDim, typename Kind::Type>();
+  const cudaError_t error = ForUnits(layout, [&]<typename Kind>(Kind) {
+    slots = SlotsOf<typename Kind::Type>();
     return cudaSuccess;
   });
   return error == cudaSuccess && slots > 0 && units >= shape.least_share * slots;
@@ -304,13 +295,13 @@ bool HasWarpSplits(const DenseAttentionShape& shape) {
 
 cudaError_t SplitByWarps(const DenseAttentionShape& shape, const Args& args, const CUtensorMap* map,
                          Stream stream) {
-  return ForUnits(shape.layout, [&]<int kHeadDim, typename Kind>(Kind) {
+  return ForUnits(shape.layout, [&]<typename Kind>(Kind) {
     using Units = typename Kind::Type;
     if constexpr (std::is_same_v<typename Units::Source, CUtensorMap>) {
       if (map == nullptr) return cudaErrorInvalidValue;
-      return LaunchOf<kHeadDim, Units>(shape, args, *map, stream);
+      return LaunchOf<Units>(shape, args, *map, stream);
     } else {
-      return LaunchOf<kHeadDim, Units>(shape, args, {}, stream);
+      return LaunchOf<Units>(shape, args, {}, stream);
     }
   });
 }

@@ -15,7 +15,7 @@ class UnitCursor {
   DeviceChunk chunk;
   int32_t index, kv_head = 0, unit = 0, units;  // `index`: the chunk's
 
-  // Of a chunk's first unit.
+  // At a chunk's first unit.
   __device__ UnitCursor(const Args& args, int32_t index) : index(index) { Load(args); }
   __device__ int32_t visible() const { return chunk.position + chunk.num_tokens; }
   // To the next one, which exists.
@@ -77,8 +77,7 @@ __device__ __forceinline__ UnitShare ShareOfBlock(const Args& args) {
       cursor.kv_head = in_chunk / cursor.units;
       cursor.unit = in_chunk - cursor.kv_head * cursor.units;
       // On to where a split begins, at the latest the next head's first.
-      const int32_t grain = DenseSplitUnits(cursor.unit);
-      const int32_t to = min((cursor.unit + grain - 1) / grain * grain, cursor.units);
+      const int32_t to = min(NextDenseSplit(cursor.unit), cursor.units);
       moved[which] += to - cursor.unit;
       if (which == 0) {
         share.first = cursor;
@@ -109,8 +108,9 @@ inline constexpr int kLoadsAhead = 2;
 //   AddValues(...)     o += values weights; tokens from `seen` on weigh nothing, whatever lies there
 //
 // Bfloat16, in tiles of a tensor map: matrix loads make the left sides.
-template <int kHeadDim>
+template <int kDim>
 struct PlainUnits {
+  static constexpr int kHeadDim = kDim;
   using Source = CUtensorMap;
   using Rows = SwizzledRows<kHeadDim>;
   static constexpr int kParts = 2, kSteps = kHeadDim / 16;
@@ -208,8 +208,9 @@ struct PlainUnits {
 // 8-bit types, a unit's rows one behind the other: codes become left sides in registers. A word is four channels of a token,
 // which a step takes in another order than they lie in, within 16 channels; a matrix instruction adds its 16 products at
 // once, so their order is nobody's business. Of two tokens' words four pairs of values are made, one for each channel.
-template <DType kKv, int kHeadDim>
+template <DType kKv, int kDim>
 struct CodeUnits {
+  static constexpr int kHeadDim = kDim;
   struct Source {
     int32_t unused = 0;
   };

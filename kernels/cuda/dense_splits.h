@@ -18,6 +18,11 @@ constexpr int32_t DenseSplitOf(int32_t unit) {
   return unit < 128 ? unit / 4 : unit < 512 ? 32 + (unit - 128) / 8 : 80 + (unit - 512) / 16;
 }
 constexpr bool BeginsDenseSplit(int32_t unit) { return unit % DenseSplitUnits(unit) == 0; }
+// The first unit from this one on with which a split begins.
+constexpr int32_t NextDenseSplit(int32_t unit) {
+  const int32_t each = DenseSplitUnits(unit);
+  return (unit + each - 1) / each * each;
+}
 constexpr int32_t DenseUnits(int32_t tokens) {
   return (tokens + kDenseUnitTokens - 1) / kDenseUnitTokens;
 }
@@ -49,6 +54,16 @@ constexpr int32_t DenseBlockUnits(int32_t units, int64_t rows, int64_t slots) {
     }
   }
   return static_cast<int32_t>(best);
+}
+
+// Blocks that share out the units of `heads` of up to `splits` each, where `slots` run at once: all, or up to a tenth fewer if
+// then each has whole heads, or each head whole blocks, as where contexts are of one length. What a block has of a head is then
+// one state (dense_attention_splits_warp.cu).
+constexpr int64_t DenseSharers(int64_t heads, int64_t splits, int64_t slots) {
+  const auto ceil_of = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const int64_t even =
+      heads > slots ? ceil_of(heads, ceil_of(heads, slots)) : slots / heads * heads;
+  return std::min(heads * splits, even >= slots - slots / 10 ? even : slots);
 }
 
 }  // namespace winnow::kernels::cuda
