@@ -20,6 +20,7 @@ class RecoveryTest : public DiskPartsTest {
     }
     PollUntil([&] { return committed_.size() == 20; });
     PollUntil([&] { return committer_->in_flight() == 0; });
+    PollUntil([&] { return log_->idle(); });  // a busy machine seals after all that
     sealed_ = blocks_.at(0).record->segment_id;
     unsealed_ = blocks_.at(19).record->segment_id;
   }
