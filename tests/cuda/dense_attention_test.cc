@@ -29,6 +29,21 @@ class CudaDenseAttentionTest : public CudaBackendFixture {
     on_device.Fetch();
     return out;
   }
+  // The same by a shape of the caller's. Rows of no chunk keep the query.
+  static Matrix RunShape(const DenseAttentionShape& shape, Matrix& q,
+                         const DeviceArray<DeviceChunk>& chunks,
+                         const DeviceArray<std::byte>& pool) {
+    Matrix result = q;
+    const auto of_q = Upload(q), out = Upload(result);
+    Workspace workspace(DenseAttentionWorkspaceBytes(shape));
+    const int64_t stride = q.tensor().stride;
+    WINNOW_CUDA_OK(AttendDense(shape, of_q.data(), stride, chunks.data(), pool.data(),
+                               ScaleOf(shape.layout.head_dim), out.data(), stride, workspace.data(),
+                               nullptr));
+    Download(out, result);
+    EXPECT_TRUE(result.GuardsIntact());
+    return result;
+  }
 };
 
 TEST_F(CudaDenseAttentionTest, EqualsTheReferenceForEveryHeadDimensionAndGroup) {
@@ -137,20 +152,12 @@ TEST_F(CudaDenseAttentionTest, TheDevicesOwnKernelsGiveTheBitsOfThoseThatAnyHas)
         std::vector<DeviceChunk>{{first_table.data(), 0, first, n - first},
                                  {second_table.data(), first, second, m - second}});
     Matrix q = Matrix::Normal(random_, first + second, int64_t{layout.kv_heads} * group * d);
-    const auto of_q = Upload(q);
     const auto least_share = static_cast<int32_t>(4 * random_.Int(0, 1));
     Matrix results[2] = {q, q};
     for (const bool portable : {false, true}) {
       const DenseAttentionShape shape{
           2, std::max(first, second), std::max(n, m), group, layout, way, portable, least_share};
-      Matrix& result = results[portable];
-      const auto out = Upload(result);
-      Workspace workspace(DenseAttentionWorkspaceBytes(shape));
-      const int64_t stride = q.tensor().stride;
-      WINNOW_CUDA_OK(AttendDense(shape, of_q.data(), stride, chunks.data(), pool.data(), ScaleOf(d),
-                                 out.data(), stride, workspace.data(), nullptr));
-      Download(out, result);
-      EXPECT_TRUE(result.GuardsIntact());
+      results[portable] = RunShape(shape, q, chunks, pool);
     }
     for (int64_t i = 0; i < q.rows(); ++i) {
       for (int64_t c = 0; c < q.cols(); ++c) ASSERT_TRUE(std::isfinite(results[0].row(i)[c]));
@@ -190,7 +197,6 @@ TEST_F(CudaDenseAttentionTest, FewRowsOfManyChunksHaveTheBitsOfAnyDevicesKernels
     const DeviceArray<DeviceChunk> chunks(host_chunks);
     Matrix q =
         Matrix::Normal(random_, int64_t{num_chunks} * tokens, int64_t{layout.kv_heads} * group * d);
-    const auto of_q = Upload(q);
     Matrix results[3] = {q, q, q};
     for (int which = 0; which < 3; ++which) {  // any device's; shared out; as it is chosen
       DenseAttentionShape shape{
@@ -198,14 +204,7 @@ TEST_F(CudaDenseAttentionTest, FewRowsOfManyChunksHaveTheBitsOfAnyDevicesKernels
           group,      layout, DenseWay::kSideBySide};
       shape.portable = which == 0;
       if (which == 1) shape.least_share = 0;
-      Matrix& result = results[which];
-      const auto out = Upload(result);
-      Workspace workspace(DenseAttentionWorkspaceBytes(shape));
-      const int64_t stride = q.tensor().stride;
-      WINNOW_CUDA_OK(AttendDense(shape, of_q.data(), stride, chunks.data(), pool.data(), ScaleOf(d),
-                                 out.data(), stride, workspace.data(), nullptr));
-      Download(out, result);
-      EXPECT_TRUE(result.GuardsIntact());
+      results[which] = RunShape(shape, q, chunks, pool);
     }
     for (int32_t i = 0; i < num_chunks; ++i) {
       for (int32_t t = 0; t < host_chunks[i].num_tokens; ++t) {
@@ -243,20 +242,11 @@ TEST_F(CudaDenseAttentionTest, CodesGiveTheBitsOfTheirRoundedValues) {
     const DeviceArray<DeviceChunk> chunks(
         std::vector<DeviceChunk>{{table.data(), 0, count, n - count}});
     Matrix q = Matrix::Normal(random_, count, int64_t{layout.kv_heads} * group * d);
-    const auto of_q = Upload(q);
     const auto least_share = static_cast<int32_t>(4 * random_.Int(0, 1));
     const auto run = [&](const DeviceArray<std::byte>& of_pool, const KvLayout& of_layout,
                          bool portable) {
       const DenseAttentionShape shape{1, count, n, group, of_layout, way, portable, least_share};
-      Matrix result = q;
-      const auto out = Upload(result);
-      Workspace workspace(DenseAttentionWorkspaceBytes(shape));
-      WINNOW_CUDA_OK(AttendDense(shape, of_q.data(), q.tensor().stride, chunks.data(),
-                                 of_pool.data(), ScaleOf(d), out.data(), q.tensor().stride,
-                                 workspace.data(), nullptr));
-      Download(out, result);
-      EXPECT_TRUE(result.GuardsIntact());
-      return result;
+      return RunShape(shape, q, chunks, of_pool);
     };
     const Matrix expected = run(rounded, rounded_layout, true);
     for (int64_t i = 0; i < q.rows(); ++i) {
