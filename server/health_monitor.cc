@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
 
 namespace winnow::server {
 
@@ -17,7 +16,10 @@ HealthMonitor::HealthMonitor(std::function<engine::EngineStats()> stats, const e
       clock_(clock),
       timeout_(timeout),
       set_serving_(std::move(set_serving)),
-      thread_([this] { Watch(); }) {}
+      said_(IsServing(stats_(), clock_.Now(), timeout_)) {
+  set_serving_(said_);
+  thread_ = std::thread([this] { Watch(); });
+}
 
 HealthMonitor::~HealthMonitor() {
   {
@@ -31,12 +33,11 @@ HealthMonitor::~HealthMonitor() {
 void HealthMonitor::Watch() {
   const engine::Duration pause =
       std::min<engine::Duration>(std::chrono::milliseconds(100), timeout_ / 4);
-  std::optional<bool> said;
   const engine::MutexLock lock(mutex_);
   while (!stopping_) {
     const bool serving = IsServing(stats_(), clock_.Now(), timeout_);
-    if (serving != said) set_serving_(serving);
-    said = serving;
+    if (serving != said_) set_serving_(serving);
+    said_ = serving;
     // Not absl's waits: they end by the wall clock, and sleep for a day where that is set back a day.
     const auto until = std::chrono::steady_clock::now() + pause;
     while (!stopping_ && stop_.WaitUntil(mutex_, until)) {

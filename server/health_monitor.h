@@ -19,8 +19,9 @@ bool IsServing(const engine::EngineStats& stats, engine::TimePoint now, engine::
 
 class HealthMonitor {
  public:
-  // Calls `set_serving` on its own thread, first at once and then when the answer changes, until it
-  // is destroyed. It looks four times in `timeout`, and at least every 100 ms.
+  // Calls `set_serving` before it returns, so that who is told of the server finds it serving, and
+  // then on a thread of its own when the answer changes, until it is destroyed. It looks four times
+  // in `timeout`, and at least every 100 ms.
   HealthMonitor(std::function<engine::EngineStats()> stats, const engine::Clock& clock,
                 engine::Duration timeout, std::function<void(bool serving)> set_serving);
   ~HealthMonitor();
@@ -32,6 +33,7 @@ class HealthMonitor {
   const engine::Clock& clock_;
   const engine::Duration timeout_;
   const std::function<void(bool)> set_serving_;
+  bool said_;  // the last answer; the thread's once it runs
   engine::Mutex mutex_;
   engine::CondVar stop_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

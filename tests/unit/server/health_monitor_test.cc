@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
@@ -45,6 +47,24 @@ class FakeClock final : public engine::Clock {
   engine::TimePoint Now() const override { return engine::TimePoint{} + seconds(now.load()); }
   std::atomic<int64_t> now = 1000;
 };
+
+// A server is announced right after: its first caller must not be told 503.
+TEST(HealthMonitor, HasSaidItsFirstAnswerOnceItIsThere) {
+  FakeClock clock;
+  for (const bool beats : {true, false}) {
+    std::vector<std::pair<bool, std::thread::id>> said;
+    const HealthMonitor monitor(
+        [beats] {
+          engine::EngineStats stats;
+          if (beats) stats.heartbeat = engine::TimePoint{} + seconds(1000);
+          return stats;
+        },
+        clock, seconds(30),
+        [&](bool serving) { said.emplace_back(serving, std::this_thread::get_id()); });
+    ASSERT_EQ(said.size(), 1U);
+    EXPECT_EQ(said.front(), std::make_pair(beats, std::this_thread::get_id()));
+  }
+}
 
 TEST(HealthMonitor, SaysSoWhenAnEngineStallsAndWhenItComesBack) {
   FakeClock clock;
