@@ -156,7 +156,11 @@ void Ring::Poll(nanoseconds wait, std::vector<IoResult>* results) {
   // A failed flush leaves the requests queued in the engine; the next Poll tries again, and their
   // deadlines run.
   (void)engine_->Flush();
-  if (with_deadline_ > 0) ReportLate(results);
+  if (with_deadline_ > 0) {
+    // What has come is not late, however long nobody asked for it.
+    Reap(nanoseconds(0), results);
+    ReportLate(results);
+  }
   if (results->size() != before) wait = nanoseconds(0);
   // Do not sleep past the first deadline.
   if (with_deadline_ > 0 && wait.count() > 0) {
@@ -171,10 +175,14 @@ void Ring::Poll(nanoseconds wait, std::vector<IoResult>* results) {
       if (op.deadline_ns != 0) until(op.deadline_ns);
     }
   }
+  Reap(wait, results);
+  if (with_deadline_ > 0) ReportLate(results);
+}
+
+void Ring::Reap(nanoseconds wait, std::vector<IoResult>* results) {
   events_.clear();
   engine_->Reap(wait, &events_);
   for (const IoEvent& event : events_) Handle(event, results);
-  if (with_deadline_ > 0) ReportLate(results);
 }
 
 void Ring::Handle(const IoEvent& event, std::vector<IoResult>* results) {

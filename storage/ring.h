@@ -163,6 +163,7 @@ class Ring {
   void Start(uint32_t index);
   void Finish(uint32_t index, int error, std::vector<IoResult>* results);
   void Handle(const IoEvent& event, std::vector<IoResult>* results);
+  void Reap(std::chrono::nanoseconds wait, std::vector<IoResult>* results);
   void ReportLate(std::vector<IoResult>* results);
 
   std::unique_ptr<IoEngine> engine_;
