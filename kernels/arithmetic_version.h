@@ -10,7 +10,7 @@
 
 namespace winnow::kernels {
 
-inline constexpr int kArithmeticVersion = 4;
+inline constexpr int kArithmeticVersion = 5;
 
 }  // namespace winnow::kernels
 

@@ -31,6 +31,7 @@ constexpr std::array<Traits, kNumWeightTypes> kTraits = {{
     {"Q6_K", {256, 210}},
     {"I4x32", {32, 20}},
     {"I4x128", {128, 68}},
+    {"L4x32", {32, 20}},
     {"F8x32", {32, 36}},
     {"F8x128", {128, 132}},
 }};
@@ -58,6 +59,16 @@ void BlockQ4_0(const std::byte* block, float* out) {
 void BlockQ4_1(const std::byte* block, float* out) {
   const float scale = Half(block), offset = Half(block + 2);
   for (int i = 0; i < 32; ++i) out[i] = scale * static_cast<float>(Nibble(block + 4, i)) + offset;
+}
+
+constexpr int kL4Bias = 8;  // of kL4x32's integers
+
+// L4 := scale[2] offset[2] packed[16]
+void BlockL4(const std::byte* block, float* out) {
+  const float scale = Half(block), offset = Half(block + 2);
+  for (int i = 0; i < 32; ++i) {
+    out[i] = scale * static_cast<float>(Nibble(block + 4, i) - kL4Bias) + offset;
+  }
 }
 
 // Q5_0 := scale[2] high[4] packed[16]
@@ -170,6 +181,8 @@ DequantizeBlock DequantizerOf(WeightType type) {
       return BlockQ4_0;
     case WeightType::kQ4_1:
       return BlockQ4_1;
+    case WeightType::kL4x32:
+      return BlockL4;
     case WeightType::kQ5_0:
       return BlockQ5_0;
     case WeightType::kQ5_1:
@@ -235,6 +248,8 @@ BlockShape BlockShapeOf(WeightType type) {
       return {.values = 32, .group = 32, .bits = 4, .bias = 8};
     case WeightType::kQ4_1:
       return {.values = 32, .group = 32, .bits = 4, .has_offset = true};
+    case WeightType::kL4x32:
+      return {.values = 32, .group = 32, .bits = 4, .bias = kL4Bias, .has_offset = true};
     case WeightType::kQ5_0:
       return {.values = 32, .group = 32, .bits = 8, .bias = 16};
     case WeightType::kQ5_1:
@@ -269,8 +284,9 @@ void SplitBlock(WeightType type, const std::byte* block, BlockParts* parts) {
   };
   switch (type) {
     case WeightType::kQ4_0:
-    case WeightType::kQ4_1: {
-      const bool offset = type == WeightType::kQ4_1;
+    case WeightType::kQ4_1:
+    case WeightType::kL4x32: {
+      const bool offset = type != WeightType::kQ4_0;
       parts->scale = half(0);
       if (offset) parts->offset = half(2);
       for (int i = 0; i < 32; ++i) q[i] = static_cast<uint8_t>(Nibble(block + (offset ? 4 : 2), i));
@@ -375,15 +391,16 @@ void RoundToQ8_0(const float* x, std::byte* out) {
   }
 }
 
-// A block of 32 values as the nearest integers on a line, x_i about offset + scale · q_i: what that loses, and the sums that
+// A block of 32 values as the nearest integers on a line, x_i about offset + scale · (q_i - 8): what that loses, and the sums that
 // fit a line to those integers.
 class Line {
  public:
-  Line(const float* x, float scale, float offset)
-      : scale_(ToFloat(ToF16(scale))), offset_(ToFloat(ToF16(offset))) {
+  Line(const float* x, float scale, float offset) : scale_(Short(scale)), offset_(Short(offset)) {
+    if (std::abs(offset_) * kMostTimes < std::abs(scale_)) offset_ = 0;
+    if (std::abs(scale_) * kMostTimes < std::abs(offset_)) scale_ = 0;
     Lanes errors{}, xs{}, qs{}, qqs{}, xqs{};
     for (int i = 0; i < 32; i += 4) {
-      const Lanes value = Load(x + i), q = Integers(value);
+      const Lanes value = Load(x + i), q = Integers(value) - kL4Bias;
       const Lanes difference = q * scale_ + offset_ - value;
       errors += difference * difference;
       xs += value;
@@ -421,21 +438,26 @@ class Line {
   }
 
  private:
+  static constexpr float kMostTimes = 1024;
+
+  // As bfloat16 has it, and f16.
+  static float Short(float x) { return ToFloat(ToF16(ToFloat(ToBF16(x)))); }
+
   Lanes Integers(Lanes values) const {
     const float inverse = scale_ == 0 ? 0 : 1 / scale_;
-    Lanes q = (values - offset_) * inverse;
+    Lanes q = (values - offset_) * inverse + kL4Bias;
     q = q < 0.0f ? Lanes{} : q;
     q = q > 15.0f ? Lanes{} + 15.0f : q;
     return Nearest(q);
   }
 
-  float scale_, offset_;  // as f16 has them
+  float scale_, offset_;
   float error_, x_, q_, qq_, xq_;
 };
 
 // From the line through the smallest and the largest value: its integers' best line, that one's nearest integers, and so
 // on, as Lloyd's method does. Three rounds take 13 % from the squared error of normal values, six 15 %.
-void RoundToQ4_1(const float* x, std::byte* out) {
+void RoundToL4x32(const float* x, std::byte* out) {
   constexpr int kRounds = 3;
   Lanes low = Load(x), high = low;
   for (int i = 4; i < 32; i += 4) {
@@ -445,7 +467,8 @@ void RoundToQ4_1(const float* x, std::byte* out) {
   }
   const float least = std::min({low[0], low[1], low[2], low[3]});
   const float most = std::max({high[0], high[1], high[2], high[3]});
-  Line best(x, (most - least) / 15, least);
+  const float scale = (most - least) / 15;
+  Line best(x, scale, least + kL4Bias * scale);
   std::optional<Line> next = best.Refitted(x);
   for (int round = 1; next.has_value(); ++round) {
     if (next->error() < best.error()) best = *next;
@@ -461,8 +484,8 @@ void QuantizeRow(WeightType type, const float* row, int64_t cols, std::byte* out
   const BlockSize block = BlockSizeOf(type);
   WINNOW_CHECK(cols % block.values == 0);
   if (IsFloat8(type)) return RoundToFloat8(block, row, cols, out);
-  WINNOW_CHECK(type == WeightType::kQ8_0 || type == WeightType::kQ4_1);
-  const auto round = type == WeightType::kQ8_0 ? RoundToQ8_0 : RoundToQ4_1;
+  WINNOW_CHECK(type == WeightType::kQ8_0 || type == WeightType::kL4x32);
+  const auto round = type == WeightType::kQ8_0 ? RoundToQ8_0 : RoundToL4x32;
   for (int64_t at = 0; at < cols; at += 32, out += block.bytes) round(row + at, out);
 }
 

@@ -31,10 +31,11 @@ enum class WeightType : uint8_t {
   kQ6K,     // blocks of 256: 16 groups of 16, each with an 8-bit signed scale; 6 bits - 32
   kI4x32,   // scale · (4 bits - zero point), blocks of 32; in no file
   kI4x128,  // the same, blocks of 128
+  kL4x32,   // scale · (4 bits - 8) + offset, of 8 significant bits each, blocks of 32; in no file
   kF8x32,   // scale (float32) · 8-bit float (float8.h), blocks of 32; in no file
   kF8x128,  // the same, blocks of 128
 };
-inline constexpr int kNumWeightTypes = 15;
+inline constexpr int kNumWeightTypes = 16;
 inline constexpr int kNumGgufTypes = 11;  // the first ones
 
 // Size of one block: how many values it holds, in how many bytes. A plain type has blocks of one value.
@@ -87,11 +88,15 @@ void SplitBlock(WeightType type, const std::byte* block, BlockParts* parts);
 // The type of 8-bit floats with the largest blocks that rows of `cols` values consist of. REQUIRES: a multiple of 32.
 WeightType Float8TypeFor(int64_t cols);
 
-// Rounds a row to Q8_0, Q4_1 or a type of 8-bit floats, each block by itself. Q8_0's scale is max |x| / 127. Q4_1 begins with
+// Rounds a row to Q8_0, L4x32 or a type of 8-bit floats, each block by itself. Q8_0's scale is max |x| / 127. L4x32 begins with
 // the line from the block's smallest value to its largest in 15 steps, refits scale and offset to its integers three times
-// (least squares), and keeps the line of the smallest squared error. Scales and offsets are rounded to f16 before integers
-// are chosen, so that each integer is the nearest (ties to even). The scale of 8-bit floats is max |x| / 448, a float32.
-// Values must be finite. REQUIRES: cols is a multiple of the block's values.
+// (least squares), and keeps the line of the smallest squared error. Scales and offsets are rounded before integers
+// are chosen, so that each integer is the nearest (ties to even): to f16, those of L4x32 as below. The scale of 8-bit floats
+// is max |x| / 448, a float32. Values must be finite. REQUIRES: cols is a multiple of the block's values.
+//
+// Scale and offset of L4x32 are bfloat16 as well as f16, and neither is more than 1,024 times the other unless one is 0:
+// the smaller one is left out then. So scale · integer + offset has 23 significant bits at most, float32 has it
+// exactly, and one fused multiply-add in bfloat16 rounds it as float32 rounded to bfloat16 does.
 void QuantizeRow(WeightType type, const float* row, int64_t cols, std::byte* out);
 
 }  // namespace winnow::kernels

@@ -56,7 +56,7 @@ int64_t VectorBytes(const Weights& weights) {
 
 WeightType RoundedType(WeightStorage storage, int64_t cols, bool is_output) {
   if (storage == WeightStorage::kFloat8) return kernels::Float8TypeFor(cols);
-  return storage == WeightStorage::kInt4 && !is_output ? WeightType::kQ4_1 : WeightType::kQ8_0;
+  return storage == WeightStorage::kInt4 && !is_output ? WeightType::kL4x32 : WeightType::kQ8_0;
 }
 
 bool Rounds(WeightStorage storage) {

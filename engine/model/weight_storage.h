@@ -21,7 +21,7 @@ enum class WeightStorage : uint8_t {
   kWide,    // plain values of the computing type; quantised blocks are widened while a model loads
   kStored,  // quantised blocks as the file has them, computed as they are; plain values as kWide
   kInt8,    // plain values rounded to blocks of 8 bits (Q8_0) while a model loads
-  kInt4,    // the same to 4 bits (Q4_1), but for the output embedding, which has 8
+  kInt4,    // the same to 4 bits (L4x32), but for the output embedding, which has 8
   kFloat8,  // the same to 8-bit floats (F8x128, or F8x32)
 };
 

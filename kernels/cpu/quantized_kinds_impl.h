@@ -92,12 +92,13 @@ struct Ints {
 #endif
 
 // A type's groups, as far as the inner loops ask.
-template <int kBitsOf, int kGroupOf, bool kCodesOf, bool kOffsetOf>
+template <int kBitsOf, int kGroupOf, bool kCodesOf, bool kOffsetOf, bool kBiasOf = !kOffsetOf>
 struct Kind {
   static constexpr int kBits = kBitsOf;
   static constexpr int kGroup = kGroupOf;
   static constexpr bool kCodes = kCodesOf;
   static constexpr bool kOffset = kOffsetOf;
+  static constexpr bool kBias = kBiasOf;  // else it is 0
   static constexpr int64_t kIntegerBytes = kGroup * kPanelOutputs * kBits / 8;
 };
 
@@ -121,6 +122,7 @@ inline void WithKind(const BlockShape& shape, auto f) {
     return shape.bits == 4 ? f(Kind<4, 32, true, true>()) : f(Kind<8, 32, true, true>());
   }
   if (shape.has_offset) {
+    if (shape.bias != 0) return f(Kind<4, 32, false, true, true>());
     return shape.bits == 4 ? f(Kind<4, 32, false, true>()) : f(Kind<8, 32, false, true>());
   }
   return shape.bits == 4 ? f(Kind<4, 32, false, false>()) : f(Kind<8, 32, false, false>());

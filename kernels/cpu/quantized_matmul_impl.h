@@ -30,8 +30,8 @@ template <typename K, int kRows, int kPanels>
 inline void AddGroup(const Row* rows, int64_t at, int32_t bias, const std::byte* head,
                      const std::byte* group, int64_t panel_bytes,
                      Vec::Reg (&sums)[kRows][kPanels * kRegsPerPanel]) {
-  // Integers begin at what is taken from them: types with offsets take nothing.
-  constexpr bool kTakes = !K::kOffset || (K::kBits == 8 && Ints::kTaken != 0);
+  // Integers begin at what is taken from them.
+  constexpr bool kTakes = K::kBias || (K::kBits == 8 && Ints::kTaken != 0);
   const int32_t taken = bias - (K::kBits == 8 ? Ints::kTaken : 0);
   Ints::Reg products[kRows][kPanels * kRegsPerPanel];
   for (int r = 0; r < kRows; ++r) {

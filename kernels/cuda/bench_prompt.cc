@@ -93,8 +93,8 @@ void BenchBlocks(Bench& bench) {
     int64_t out, in;
   };
   for (const WeightType type :
-       {WeightType::kF8x128, WeightType::kQ8_0, WeightType::kQ4_1, WeightType::kQ4_0,
-        WeightType::kI4x128, WeightType::kQ4K, WeightType::kQ6K}) {
+       {WeightType::kF8x128, WeightType::kQ8_0, WeightType::kQ4_1, WeightType::kL4x32,
+        WeightType::kQ4_0, WeightType::kI4x128, WeightType::kQ4K, WeightType::kQ6K}) {
     for (const Case c :
          {Case{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {128256, 4096}}) {
       DeviceWeights w{nullptr, c.out, c.in, DeviceWeights::Way::kBlocks, DType::kBF16, type};

@@ -20,9 +20,10 @@
 // A value is s · (q - bias) + o in float32, rounded as DequantizeRow rounds, then rounded to bfloat16: the bits of the
 // matrix that is widened while it is loaded. One fused multiply-add gives them: s · (q - bias) is exact, or o is -0.
 // Integers of 4 bits less a bias or a zero point, without another offset, are made two at a time in bfloat16: s is the sum
-// of two bfloat16 numbers, of 8 and 3 bits, and only the last sum is rounded (MakePairs).
+// of two bfloat16 numbers, of 8 and 3 bits, and only the last sum is rounded (MakePairs). So are those of L4x32, whose s
+// and o are bfloat16 numbers (MakeLinePairs).
 //
-// Bytes a weight: Q4_0 0.56, Q4_1 0.63, Q4_K 0.58, Q5_0 and Q8_0 1.06, Q5_1 1.13, Q5_K 1.08, Q6_K 1.07, I4x32 0.63, I4x128
+// Bytes a weight: Q4_0 0.56, Q4_1 and L4x32 0.63, Q4_K 0.58, Q5_0 and Q8_0 1.06, Q5_1 1.13, Q5_K 1.08, Q6_K 1.07, I4x32 0.63, I4x128
 // 0.53, F8x32 1.13, F8x128 1.03. Integers of 5 and 6 bits take 8.
 #ifndef WINNOW_KERNELS_CUDA_BLOCK_ORDER_H_
 #define WINNOW_KERNELS_CUDA_BLOCK_ORDER_H_
@@ -56,10 +57,11 @@ inline constexpr int32_t kTileOutputs = 16;
 inline constexpr int32_t kStageBytes = 2048;  // of integers in a full record
 
 enum class BlockScales : uint8_t {
-  kHalf,      // scale f16
-  kHalfPair,  // scale f16, offset f16
-  kHalfZero,  // scale f16, zero point as f16: the offset is -scale · zero
-  kFloat,     // scale f32
+  kHalf,       // scale f16
+  kHalfPair,   // scale f16, offset f16
+  kHalfZero,   // scale f16, zero point as f16: the offset is -scale · zero
+  kBrainPair,  // 64 times the scale bf16, offset bf16
+  kFloat,      // scale f32
   kCodes,  // fine: scale code, offset code, 8 bits each; coarse: scale f16, offset f16, the offset is taken away
   kSignedCodes,  // fine: scale codes of the first and the last 16 values, with signs; coarse: scale f16
 };
@@ -104,6 +106,8 @@ WINNOW_BOTH constexpr BlockFormat BlockFormatOf(WeightType type) {
       return {8, false, 0, 0, 1, BlockScales::kHalfZero, 4, 0};
     case WeightType::kI4x128:
       return {8, false, 0, 0, 4, BlockScales::kHalfZero, 0, 4};
+    case WeightType::kL4x32:
+      return {8, false, 8, 0, 1, BlockScales::kBrainPair, 4, 0};
     case WeightType::kF8x32:
       return {16, true, 0, 0, 1, BlockScales::kFloat, 4, 0};
     case WeightType::kF8x128:
@@ -182,6 +186,54 @@ inline size_t BlockBytes(WeightType type, int64_t out, int64_t in) {
   return static_cast<size_t>(tiles * BlockOrderOf(BlockFormatOf(type), in).tile_bytes);
 }
 
+// ---- arithmetic, the same on both sides ----
+
+#ifdef __CUDA_ARCH__
+__device__ __forceinline__ float BlockFma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+__device__ __forceinline__ float BlockMul(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ float BlockHalf(uint32_t bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(static_cast<uint16_t>(bits)));
+  return x;
+}
+__device__ __forceinline__ float BlockFloat(uint32_t bits) { return __uint_as_float(bits); }
+__device__ __forceinline__ uint32_t BlockPair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+// a · b + c of pairs of bfloat16, rounded once.
+__device__ __forceinline__ uint32_t BlockPairFma(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
+// The upper half of a float32 twice.
+__device__ __forceinline__ uint32_t UpperTwice(float x) {
+  return __byte_perm(__float_as_uint(x), 0, 0x3232);
+}
+// The lower half of a word twice.
+__device__ __forceinline__ uint32_t LowerTwice(uint32_t x) { return __byte_perm(x, 0, 0x1010); }
+__device__ __forceinline__ uint32_t FloatBits(float x) { return __float_as_uint(x); }
+#else
+inline float BlockFma(float a, float b, float c) { return std::fma(a, b, c); }
+inline float BlockMul(float a, float b) { return a * b; }
+inline float BlockHalf(uint32_t bits) { return ToFloat(F16{static_cast<uint16_t>(bits)}); }
+inline float BlockFloat(uint32_t bits) { return std::bit_cast<float>(bits); }
+inline uint32_t BlockPair(float low, float high) {
+  return ToBF16(low).bits | static_cast<uint32_t>(ToBF16(high).bits) << 16;
+}
+// For sums that are exact in float32.
+inline uint32_t BlockPairFma(uint32_t a, uint32_t b, uint32_t c) {
+  const auto high = [](uint32_t x) { return BlockFloat(x & 0xffff0000u); };
+  return BlockPair(std::fma(high(a << 16), high(b << 16), high(c << 16)),
+                   std::fma(high(a), high(b), high(c)));
+}
+inline uint32_t FloatBits(float x) { return std::bit_cast<uint32_t>(x); }
+inline uint32_t LowerTwice(uint32_t x) { return (x & 0xffffu) | x << 16; }
+inline uint32_t UpperTwice(float x) { return FloatBits(x) >> 16 | (FloatBits(x) & 0xffff0000u); }
+#endif
+
 // ---- the parts of a file's block (the types' layouts: quantized.cc) ----
 
 WINNOW_BOTH uint32_t ByteAt(const uint8_t* at, int i) { return at[i]; }
@@ -195,6 +247,7 @@ WINNOW_BOTH uint32_t BlockInteger(WeightType type, const uint8_t* block, int i) 
     case WeightType::kQ4_0:
       return NibbleAt(block + 2, i);
     case WeightType::kQ4_1:
+    case WeightType::kL4x32:
       return NibbleAt(block + 4, i);
     case WeightType::kQ5_0:
       return NibbleAt(block + 6, i) | ((block[2 + i / 8] >> (i % 8)) & 1u) << 4;
@@ -259,6 +312,9 @@ WINNOW_BOTH void PutScales(WeightType type, const uint8_t* block, int slice, uin
       }
       return put16(to + 2, bits);
     }
+    case BlockScales::kBrainPair:
+      put16(fine, FloatBits(BlockMul(BlockHalf(HalfBits(block)), 64.0f)) >> 16);
+      return put16(fine + 2, FloatBits(BlockHalf(HalfBits(block + 2))) >> 16);
     case BlockScales::kFloat: {
       uint8_t* to = type == WeightType::kF8x32 ? fine : coarse;
       put16(to, HalfBits(block));
@@ -311,49 +367,6 @@ WINNOW_BOTH void PutSlice(WeightType type, const BlockOrder& order, const uint8_
 }
 
 // ---- a lane's weights of a tile ----
-
-#ifdef __CUDA_ARCH__
-__device__ __forceinline__ float BlockFma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-__device__ __forceinline__ float BlockMul(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ float BlockHalf(uint32_t bits) {
-  float x;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(static_cast<uint16_t>(bits)));
-  return x;
-}
-__device__ __forceinline__ float BlockFloat(uint32_t bits) { return __uint_as_float(bits); }
-__device__ __forceinline__ uint32_t BlockPair(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-// a · b + c of pairs of bfloat16, rounded once.
-__device__ __forceinline__ uint32_t BlockPairFma(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t sum;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
-  return sum;
-}
-// The upper half of a float32 twice.
-__device__ __forceinline__ uint32_t UpperTwice(float x) {
-  return __byte_perm(__float_as_uint(x), 0, 0x3232);
-}
-__device__ __forceinline__ uint32_t FloatBits(float x) { return __float_as_uint(x); }
-#else
-inline float BlockFma(float a, float b, float c) { return std::fma(a, b, c); }
-inline float BlockMul(float a, float b) { return a * b; }
-inline float BlockHalf(uint32_t bits) { return ToFloat(F16{static_cast<uint16_t>(bits)}); }
-inline float BlockFloat(uint32_t bits) { return std::bit_cast<float>(bits); }
-inline uint32_t BlockPair(float low, float high) {
-  return ToBF16(low).bits | static_cast<uint32_t>(ToBF16(high).bits) << 16;
-}
-// For sums that are exact in float32.
-inline uint32_t BlockPairFma(uint32_t a, uint32_t b, uint32_t c) {
-  const auto high = [](uint32_t x) { return BlockFloat(x & 0xffff0000u); };
-  return BlockPair(std::fma(high(a << 16), high(b << 16), high(c << 16)),
-                   std::fma(high(a), high(b), high(c)));
-}
-inline uint32_t FloatBits(float x) { return std::bit_cast<uint32_t>(x); }
-inline uint32_t UpperTwice(float x) { return FloatBits(x) >> 16 | (FloatBits(x) & 0xffff0000u); }
-#endif
 
 // Words of memory that is aligned for all of them.
 template <int kCount>
@@ -473,6 +486,17 @@ constexpr bool MadeInPairs(const BlockFormat& format) {
          (format.scales == BlockScales::kHalf || format.scales == BlockScales::kHalfZero);
 }
 
+// Pair `i` of a word's eight integers of 4 bits, where they can be multiplied: as q · 2^-133 where i is even, else as
+// q · 2^-129. A bfloat16's lowest eight bits are such numbers, because those are evenly spaced.
+WINNOW_BOTH uint32_t NibblePair(uint32_t word, int i) {
+  return (i < 2 ? word : word >> 8) & (i % 2 == 0 ? 0x000f000fu : 0x00f000f0u);
+}
+// The same as numbers of 1/64, with c added. The sum must be exact.
+WINNOW_BOTH uint32_t NibblePairPlus(uint32_t word, int i, uint32_t c) {
+  constexpr uint32_t kTwo127 = 0x7f007f00u, kTwo123 = 0x7d007d00u;
+  return BlockPairFma(NibblePair(word, i), i % 2 == 0 ? kTwo127 : kTwo123, c);
+}
+
 // Scales of the two outputs of a lane for MakePairs; every word is a number twice.
 struct PairScales {
   uint32_t high[2],
@@ -498,21 +522,43 @@ WINNOW_BOTH PairScales LoadPairScales(const std::byte* at) {
   return lane;
 }
 
-// Eight integers of a word as four pairs of s · (q - z). Four bits in a bfloat16's lowest eight are q · 2^-133 or
-// q · 2^-129: such numbers are evenly spaced. (q - z) / 64 and its product with the scale's low part, of 5 bits and 3 at
-// most, are exact.
+// Eight integers of a word as four pairs of s · (q - z). (q - z) / 64 and its product with the scale's low part, of 5 bits
+// and 3 at most, are exact.
 // REQUIRES: z up to 16, as files have it.
 template <bool kHasZero>
 WINNOW_BOTH void MakePairs(uint32_t word, uint32_t high, uint32_t low, uint32_t zero,
                            uint32_t (&pairs)[4]) {
-  constexpr uint32_t kTwo127 = 0x7f007f00u, kTwo123 = 0x7d007d00u;
   // Zeros have the sign of s · 0, those of types with a zero point none.
   constexpr uint32_t kNothing = kHasZero ? 0 : 0x80008000u;
   WINNOW_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const uint32_t bits = (i < 2 ? word : word >> 8) & (i % 2 == 0 ? 0x000f000fu : 0x00f000f0u);
-    const uint32_t q = BlockPairFma(bits, i % 2 == 0 ? kTwo127 : kTwo123, zero);
+    const uint32_t q = NibblePairPlus(word, i, zero);
     pairs[i] = BlockPairFma(high, q, BlockPairFma(low, q, kNothing));
+  }
+}
+
+// The same for s · (q - 8) + o of bfloat16 numbers s and o: every word is a number twice.
+struct LineScales {
+  uint32_t scale[2];  // 64 s
+  uint32_t offset[2];
+};
+WINNOW_BOTH LineScales LoadLineScales(const std::byte* at) {
+  LineScales lane;
+  const Words<2> words = WordsAt<2>(at);
+  WINNOW_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    lane.scale[i] = LowerTwice(words.of[i]);
+    lane.offset[i] = UpperTwice(BlockFloat(words.of[i]));
+  }
+  return lane;
+}
+// REQUIRES: float32 has s · (q - 8) + o exactly, as of what QuantizeRow makes.
+WINNOW_BOTH void MakeLinePairs(uint32_t word, uint32_t scale, uint32_t offset,
+                               uint32_t (&pairs)[4]) {
+  constexpr uint32_t kMinusEighth = 0xbe00be00u;  // -8 / 64
+  WINNOW_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    pairs[i] = BlockPairFma(scale, NibblePairPlus(word, i, kMinusEighth), offset);
   }
 }
 
@@ -528,6 +574,8 @@ WINNOW_BOTH auto ScalesOfLane(const std::byte* fine, const std::byte* coarse, in
   if constexpr (MadeInPairs(kFormat)) {
     return LoadPairScales<kFormat.scales, kFormat.bias>(kFormat.fine_bytes == 0 ? of_block
                                                                                 : of_slice);
+  } else if constexpr (kFormat.scales == BlockScales::kBrainPair) {
+    return LoadLineScales(of_slice);
   } else {
     return LoadScales<kFormat.scales>(of_slice, of_block);
   }
@@ -542,10 +590,14 @@ WINNOW_BOTH void MakeFragments(const std::byte* values, const Scales& scales, in
   const Words<kWords> words = WordsAt<kWords>(values + lane * kFormat.value_bytes);
   WINNOW_UNROLL
   for (int output = 0; output < 2; ++output) {
-    if constexpr (MadeInPairs(kFormat)) {
+    if constexpr (MadeInPairs(kFormat) || kFormat.scales == BlockScales::kBrainPair) {
       uint32_t pairs[4];
-      MakePairs<kFormat.scales == BlockScales::kHalfZero>(
-          words.of[output], scales.high[output], scales.low[output], scales.zero[output], pairs);
+      if constexpr (kFormat.scales == BlockScales::kBrainPair) {
+        MakeLinePairs(words.of[output], scales.scale[output], scales.offset[output], pairs);
+      } else {
+        MakePairs<kFormat.scales == BlockScales::kHalfZero>(
+            words.of[output], scales.high[output], scales.low[output], scales.zero[output], pairs);
+      }
       WINNOW_UNROLL
       for (int i = 0; i < 4; ++i) of[i / 2][i % 2 * 2 + output] = pairs[i];
     } else {

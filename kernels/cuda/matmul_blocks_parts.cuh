@@ -41,6 +41,7 @@ cudaError_t WithBlockType(WeightType type, F f) {
     WINNOW_TYPE(kQ6K)
     WINNOW_TYPE(kI4x32)
     WINNOW_TYPE(kI4x128)
+    WINNOW_TYPE(kL4x32)
     WINNOW_TYPE(kF8x32)
     WINNOW_TYPE(kF8x128)
 #undef WINNOW_TYPE

@@ -156,7 +156,8 @@ TEST_F(CudaMatmulBlocksTest, PartsOfDifferentTypesAreEachTheirOwn) {
 // The promise of backend.h for operations that are several in one.
 TEST_F(CudaMatmulBlocksTest, NormedAndGatedOperandsAreThoseThatWereMadeBefore) {
   SCOPED_TRACE(Seed());
-  for (const WeightType type : {WeightType::kQ8_0, WeightType::kQ4_1, WeightType::kF8x128}) {
+  for (const WeightType type :
+       {WeightType::kQ8_0, WeightType::kQ4_1, WeightType::kL4x32, WeightType::kF8x128}) {
     for (const int64_t m : {1, 2, 3, 9, 33, 70}) {
       const int64_t in = 128 * random_.Int(1, 20), out = random_.Int(1, 300);
       SCOPED_TRACE(testing::Message() << WeightTypeName(type) << ", m " << m << ", in " << in);
@@ -200,7 +201,7 @@ TEST_F(CudaMatmulBlocksTest, NormedAndGatedOperandsAreThoseThatWereMadeBefore) {
 // A whole gated MLP of quantised weights, and of such beside plain ones: its parts to the bit, though no kernel gates them.
 TEST_F(CudaMatmulBlocksTest, AGatedMlpIsItsPartsForAnyNumberOfRows) {
   SCOPED_TRACE(Seed());
-  for (const WeightType type : {WeightType::kQ8_0, WeightType::kQ4_1, WeightType::kBF16}) {
+  for (const WeightType type : {WeightType::kQ8_0, WeightType::kL4x32, WeightType::kBF16}) {
     for (const int64_t m : {1, 20, 100, 129, 300}) {
       const int64_t hidden = 128 * random_.Int(1, 4), width = 128 * random_.Int(1, 4);
       SCOPED_TRACE(testing::Message() << WeightTypeName(type) << ", m " << m << ", hidden "

@@ -17,8 +17,9 @@ namespace winnow::kernels {
 inline constexpr WeightType kBlockTypes[] = {
     WeightType::kQ4_0,  WeightType::kQ4_1,   WeightType::kQ5_0,  WeightType::kQ5_1,
     WeightType::kQ8_0,  WeightType::kQ4K,    WeightType::kQ5K,   WeightType::kQ6K,
-    WeightType::kI4x32, WeightType::kI4x128, WeightType::kF8x32, WeightType::kF8x128};
-inline constexpr std::span<const WeightType> kIntegerBlocks = std::span(kBlockTypes).first<10>();
+    WeightType::kI4x32, WeightType::kI4x128, WeightType::kL4x32, WeightType::kF8x32,
+    WeightType::kF8x128};
+inline constexpr std::span<const WeightType> kIntegerBlocks = std::span(kBlockTypes).first<11>();
 inline constexpr std::span<const WeightType> kFloatBlocks = std::span(kBlockTypes).last<2>();
 
 // Random blocks, at odd addresses, whose scales are those of weights; or bfloat16 values.
@@ -60,6 +61,18 @@ class BlockMatrix {
       const F16 value = ToF16(random.Normal(deviation));
       std::memcpy(block + where, &value, 2);
     };
+    if (type_ == WeightType::kL4x32) {
+      const auto put_short = [&](int64_t where, float x) {
+        const F16 value = ToF16(ToFloat(ToBF16(x)));
+        std::memcpy(block + where, &value, 2);
+      };
+      // Neither more than 1,024 times the other.
+      const float scale = random.Normal(0.1f);
+      put_short(0, scale);
+      put_short(2, (random.Int(0, 1) == 0 ? scale : -scale) * 0.9f *
+                       std::exp2(static_cast<float>(random.Int(-90, 90)) / 10));
+      return;
+    }
     const BlockShape shape = BlockShapeOf(type_);
     put(type_ == WeightType::kQ6K ? 208 : 0, shape.has_codes ? 0.002f : 0.1f);
     if (type_ == WeightType::kI4x32 || type_ == WeightType::kI4x128) {
