@@ -92,7 +92,8 @@ WeightType Float8TypeFor(int64_t cols);
 // the line from the block's smallest value to its largest in 15 steps, refits scale and offset to its integers three times
 // (least squares), and keeps the line of the smallest squared error. Scales and offsets are rounded before integers
 // are chosen, so that each integer is the nearest (ties to even): to f16, those of L4x32 as below. The scale of 8-bit floats
-// is max |x| / 448, a float32. Values must be finite. REQUIRES: cols is a multiple of the block's values.
+// is max |x| / 448, a float32. Values must be finite, and such that f16 has the scale and
+// the offset. REQUIRES: cols is a multiple of the block's values.
 //
 // Scale and offset of L4x32 are bfloat16 as well as f16, and neither is more than 1,024 times the other unless one is 0:
 // the smaller one is left out then. So scale · integer + offset has 23 significant bits at most, float32 has it
