@@ -212,7 +212,12 @@ TEST(Quantized, LinesOfFourBitsHaveScalesThatAreExactInBfloat16) {
     };
     const float middle = random() % 4 == 0 ? 0 : size(4) * normal(random);
     const float spread = random() % 8 == 0 ? 0 : size(6) / 16;
-    for (int i = 0; i < 32; ++i) values[32 * block + i] = middle + spread * normal(random);
+    // Or steps of a line that hardly misses zero.
+    const bool steps = random() % 4 == 0;
+    for (int i = 0; i < 32; ++i) {
+      values[32 * block + i] = steps ? spread * (static_cast<float>(i % 16 - 8) + 1.0f / 3000)
+                                     : middle + spread * normal(random);
+    }
   }
   const auto [row, packed, back] = RoundedRow(WeightType::kL4x32, values);
   int left_out = 0;
