@@ -157,7 +157,7 @@ void Ring::Poll(nanoseconds wait, std::vector<IoResult>* results) {
   // deadlines run.
   (void)engine_->Flush();
   if (with_deadline_ > 0) {
-    // What has come is not late, however long nobody asked for it.
+    // A request that is done is not late, however long nobody asked for it.
     Reap(nanoseconds(0), results);
     ReportLate(results);
   }

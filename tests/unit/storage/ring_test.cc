@@ -260,7 +260,7 @@ class InstantEngine final : public IoEngine {
   std::vector<IoEvent> done_;
 };
 
-// Who computes while a disk reads may look late: that is no fault of the disk's.
+// A caller that computes while a disk reads may look late: that is no fault of the disk's.
 TEST(Ring, WhatCameInTimeIsNotLateBecauseNobodyLooked) {
   FakeClock clock;
   Ring ring(std::make_unique<InstantEngine>(), &clock);
