@@ -214,7 +214,7 @@ TEST_F(SpillTest, TokensAreThoseOfKvInMemory) {
     int64_t row_cache_bytes;
     bool prefetch, keeps;
   };
-  for (const Case& c : {Case{"plain", 0, false, false}, Case{"cached, ahead", 1 << 18, true, false},
+  for (const Case& c : {Case{"plain", 0, false, false}, Case{"cached, ahead", 1 << 16, true, false},
                         Case{"cached, kept", 1 << 18, false, true}}) {
     SCOPED_TRACE(c.name);
     ModelOptions options = Spilling();
