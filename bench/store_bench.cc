@@ -566,7 +566,7 @@ absl::StatusOr<DeviceRate> MeasureRandomReads(const StoreBenchFlags& flags, doub
   uint64_t done = 0;
   double elapsed = 0;
   std::vector<storage::IoResult> results;
-  while (elapsed < seconds) {
+  while (elapsed < seconds || done == 0) {  // a disk may stall for longer
     results.clear();
     ring.Poll(std::chrono::milliseconds(10), &results);
     for (const storage::IoResult& result : results) {

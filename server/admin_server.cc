@@ -138,7 +138,8 @@ AdminServer::AdminServer(std::unique_ptr<Impl> impl, int port)
     : impl_(std::move(impl)), port_(port) {}
 
 AdminServer::~AdminServer() {
-  impl_->server->Shutdown(std::chrono::system_clock::now());
+  // The answer to Drain may be on its way.
+  impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
   impl_->server->Wait();
 }
 

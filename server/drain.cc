@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <optional>
 
 #include "absl/time/time.h"
 #include "server/commands.h"
@@ -36,26 +37,36 @@ int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::
                  std::jthread& engine_thread, Generator& generator, FrontEnds& front_ends,
                  const std::atomic<bool>& listener_failed, const std::atomic<bool>& drain_asked,
                  std::atomic<bool>& leaving, const std::function<void()>& reload) {
+  std::optional<int> asked_by;  // the signal, or 0: an administrator
   for (;;) {
     const Signals::Event event = signals.Wait();
     if (event.signal == SIGHUP) {
       reload();
     } else if (event.signal != 0 || (event.notified && drain_asked)) {
-      log.Event(LogLevel::kInfo, "drain_begins",
-                {{"by", event.signal != 0 ? "signal" : "admin"},
-                 {"signal", int64_t{event.signal}},
-                 {"calls", static_cast<uint64_t>(generator.calls())},
-                 {"delay_seconds", absl::ToDoubleSeconds(config.drain_delay)},
-                 {"grace_seconds", absl::ToDoubleSeconds(config.drain_grace)}});
-      leaving = true;
-      ServeWhileLeaving(config, log, signals, engine, reload);
+      asked_by = event.signal;
       break;
     } else if (event.notified && (engine.stats().failed || listener_failed)) {
       break;
     }
   }
-  front_ends.BeginDrain();
+  const auto tell = [&] {
+    log.Event(LogLevel::kInfo, "drain_begins",
+              {{"by", *asked_by != 0 ? "signal" : "admin"},
+               {"signal", int64_t{*asked_by}},
+               {"calls", static_cast<uint64_t>(generator.calls())},
+               {"delay_seconds", absl::ToDoubleSeconds(config.drain_delay)},
+               {"grace_seconds", absl::ToDoubleSeconds(config.drain_grace)}});
+  };
+  const bool delayed = asked_by.has_value() && config.drain_delay > absl::ZeroDuration();
+  if (delayed) {
+    leaving = true;
+    tell();
+    ServeWhileLeaving(config, log, signals, engine, reload);
+  }
+  // In this order, so that whoever reads the log or asks for health finds that new calls are refused.
   engine.BeginDrain();
+  front_ends.BeginDrain();
+  if (asked_by.has_value() && !delayed) tell();
   const bool failed = engine.stats().failed;
 
   std::atomic<bool> is_idle = false;

@@ -27,22 +27,23 @@ struct FrontEnds {
 
   int http_port() const { return http == nullptr ? 0 : http->port(); }
 
+  // gRPC's health comes last, because its watchers hear of it at once: what they ask elsewhere says the same.
   void SetServing(bool serving) {
-    grpc.SetServing(serving);
     api.SetServing(serving);
     if (vllm != nullptr) vllm->SetServing(serving);
+    grpc.SetServing(serving);
   }
   void BeginDrain() {
-    grpc.BeginDrain();
     if (vllm != nullptr) vllm->SetServing(false);
     api.BeginDrain();
     if (http != nullptr) http->BeginDrain();
+    grpc.BeginDrain();
   }
 };
 
 // Waits for a signal or the engine's failure, then drains: health says NOT_SERVING at once, new
 // calls are refused after the delay, running ones may end within the grace, the rest is cut. A second
-// signal exits without ceremony. SIGHUP calls `reload`. `leaving`: set when the drain begins. Returns the exit code.
+// signal exits without ceremony. SIGHUP calls `reload`. `leaving`: set for the delay, if there is one. Returns the exit code.
 int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::Engine& engine,
                  std::jthread& engine_thread, Generator& generator, FrontEnds& front_ends,
                  const std::atomic<bool>& listener_failed, const std::atomic<bool>& drain_asked,

@@ -282,6 +282,8 @@ void Generation::Refuse(absl::Status status) {
 void Generation::Fail(absl::Status status) {
   if (!failure_.ok()) return;
   failure_ = std::move(status);
+  // Before the engine says that none of it runs: whoever sees that may ask again.
+  owner_.ReleaseQuota(*this);
   for (const Choice& choice : choices_) {
     if (!choice.ended) owner_.engine_.Cancel(choice.id);
   }
@@ -342,7 +344,8 @@ std::optional<v1::GenerateResponse> Generation::TakeFrom(int32_t index) {
     const std::optional<engine::OutputEvent> event = std::exchange(choice.event, std::nullopt);
     if (event->finish != engine::FinishReason::kNone) {
       choice.ended = true;
-      --open_choices_;
+      // Before the client hears of the end: what it asks next is not refused for what it has.
+      if (--open_choices_ == 0) owner_.ReleaseQuota(*this);
       AddUsage(event->usage, usage_);
       const v1::FinishReason reason = ToProto(event->finish);
       Append(finish_, finish_.empty() ? "" : ",", v1::FinishReason_Name(reason).substr(14));
@@ -400,6 +403,7 @@ void Generation::AddEvent(const engine::OutputEvent& event, v1::GenerateResponse
 
 void Generation::Report(const absl::Status& status) {
   reported_ = true;
+  owner_.ReleaseQuota(*this);
   owner_.metrics_.CountRequest(status);
   std::optional<uint64_t> not_logged = 0;
   if (!status.ok() && usage_.generated_tokens == 0) not_logged = owner_.refusal_lines_.Take();
@@ -446,14 +450,9 @@ void Generation::Close() {
     }
   }
   const engine::MutexLock lock(owner_.mutex_);
-  if (reserved_tokens_ > 0) {
-    const auto own = owner_.tenant_tokens_.find(info_.tenant);
-    own->second -= reserved_tokens_;
-    if (own->second == 0) owner_.tenant_tokens_.erase(own);
-  }
   if (counted_) {
-    const auto own = owner_.tenant_calls_.find(info_.tenant);
-    if (--own->second == 0) owner_.tenant_calls_.erase(own);
+    const auto own = owner_.tenants_.find(info_.tenant);
+    if (--own->second.calls == 0) owner_.tenants_.erase(own);
     --owner_.counted_calls_;
   }
   if (--owner_.calls_ == 0) owner_.idle_.NotifyAll();
@@ -494,19 +493,20 @@ std::shared_ptr<Generation> Generator::Start(v1::GenerateRequest message, CallIn
     ++calls_;
     // As the engine's queue does: half as much again for tenants that have little. Calls that are refused
     // here do not count, or a tenant that floods would refuse itself.
-    size_t& own = tenant_calls_[generation->info_.tenant];
-    open = static_cast<int64_t>(own);
-    const size_t share = options_.max_calls / (2 * tenant_calls_.size());
+    TenantLoad& own = tenants_[generation->info_.tenant];
+    open = own.requests;
+    const size_t share = options_.max_calls / (2 * tenants_.size());
     too_many = counted_calls_ >= options_.max_calls &&
-               ((own > 0 && own >= share) ||
+               ((own.calls > 0 && own.calls >= share) ||
                 counted_calls_ >= options_.max_calls + options_.max_calls / 2);
     too_many |= quota > 0 && open >= quota;
-    generation->counted_ = !too_many;
+    generation->counted_ = generation->in_quota_ = !too_many;
     if (!too_many) {
-      ++own;
+      ++own.calls;
+      ++own.requests;
       ++counted_calls_;
-    } else if (own == 0) {
-      tenant_calls_.erase(generation->info_.tenant);
+    } else if (own.calls == 0) {
+      tenants_.erase(generation->info_.tenant);
     }
   }
   absl::Status status = generation->info_.refused;
@@ -577,15 +577,19 @@ absl::Status Generator::OverQuota(std::string_view quota, int64_t have, int64_t 
 
 absl::Status Generator::ReserveTokens(Generation& generation, int64_t tokens, int64_t most) {
   const engine::MutexLock lock(mutex_);
-  int64_t& own = tenant_tokens_[generation.info_.tenant];
-  if (own + tokens > most) {
-    const int64_t have = own;
-    if (have == 0) tenant_tokens_.erase(generation.info_.tenant);
-    return OverQuota("running_tokens", have, tokens, most);
-  }
+  int64_t& own = tenants_.find(generation.info_.tenant)->second.running_tokens;
+  if (own + tokens > most) return OverQuota("running_tokens", own, tokens, most);
   own += tokens;
   generation.reserved_tokens_ = tokens;
   return absl::OkStatus();
+}
+
+void Generator::ReleaseQuota(Generation& generation) {
+  const engine::MutexLock lock(mutex_);
+  if (!std::exchange(generation.in_quota_, false)) return;
+  TenantLoad& own = tenants_.find(generation.info_.tenant)->second;
+  --own.requests;
+  own.running_tokens -= generation.reserved_tokens_;
 }
 
 void Generator::CountUnstarted(std::string_view transport, const absl::Status& status) {

@@ -128,8 +128,11 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Generator& owner_;
   const CallInfo info_;
   const TenantLimits limits_;
-  bool counted_ = false;         // by the owner, under its mutex
-  int64_t reserved_tokens_ = 0;  // of the tenant's running_tokens; the owner's mutex
+  // Of the owner's mutex: whether it is one of its counted calls, one of the requests of its tenant, and what it takes
+  // of the tenant's running_tokens.
+  bool counted_ = false;
+  bool in_quota_ = false;
+  int64_t reserved_tokens_ = 0;
   const engine::TimePoint arrival_;
   const std::string name_;
   const std::function<void()> on_ready_;
@@ -218,8 +221,10 @@ class Generator {
   absl::Status FromEngine(const absl::Status& status) const;
   // ResourceExhausted that names the quota and has RetryInfo.
   absl::Status OverQuota(std::string_view quota, int64_t have, int64_t more, int64_t most) const;
-  // Takes tokens of the tenant's quota for a generation, until it is closed.
+  // Takes tokens of the tenant's quota for a generation that is counted, until its end is taken.
   absl::Status ReserveTokens(Generation& generation, int64_t tokens, int64_t most);
+  // Its end is taken: its request and its tokens no longer bind its tenant. May be called again.
+  void ReleaseQuota(Generation& generation);
 
   const Options options_;
   engine::Engine& engine_;
@@ -239,8 +244,14 @@ class Generator {
   engine::CondVar idle_;
   size_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t counted_calls_ ABSL_GUARDED_BY(mutex_) = 0;  // of them: not refused for their number
-  absl::flat_hash_map<std::string, size_t> tenant_calls_ ABSL_GUARDED_BY(mutex_);    // counted ones
-  absl::flat_hash_map<std::string, int64_t> tenant_tokens_ ABSL_GUARDED_BY(mutex_);  // reserved
+  // A tenant with counted calls.
+  struct TenantLoad {
+    size_t calls =
+        0;  // counted ones that are not closed: what they hold is bounded for all tenants together
+    int64_t requests = 0;        // of them, those whose end is not taken; against its quota, as are
+    int64_t running_tokens = 0;  // prompts and max_tokens of these
+  };
+  absl::flat_hash_map<std::string, TenantLoad> tenants_ ABSL_GUARDED_BY(mutex_);
   size_t tokenizing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t tokenizing_ ABSL_GUARDED_BY(mutex_) = 0;  // calls
   absl::flat_hash_map<std::string, size_t> tenant_tokenizing_ ABSL_GUARDED_BY(mutex_);

@@ -34,7 +34,9 @@ void HealthMonitor::Watch() {
   const engine::Duration pause =
       std::min<engine::Duration>(std::chrono::milliseconds(100), timeout_ / 4);
   const engine::MutexLock lock(mutex_);
-  while (!stopping_) {
+  // Once more at the end: what happened since the last look is told, too.
+  for (bool last = false; !last;) {
+    last = stopping_;
     const bool serving = IsServing(stats_(), clock_.Now(), timeout_);
     if (serving != said_) set_serving_(serving);
     said_ = serving;

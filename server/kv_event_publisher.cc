@@ -22,7 +22,7 @@ namespace winnow::server {
 namespace {
 
 constexpr int kHighWaterMark = 100'000;  // messages for one reader
-constexpr int kLingerMs = 200;           // at the end, for what is on its way
+constexpr int kLingerMs = 1000;          // at the end, for what is on its way
 constexpr auto kLook = std::chrono::milliseconds(200);
 constexpr size_t kBatchesAtOnce = 64;
 constexpr size_t kSaltBytes = 16;

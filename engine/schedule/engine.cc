@@ -178,8 +178,8 @@ absl::Status Engine::CheckRequest(const Request& request) const {
 void Engine::Cancel(RequestId id) { queue_.Cancel(id); }
 
 void Engine::BeginDrain() {
-  draining_ = true;
   queue_.Close("the server is draining");
+  draining_ = true;  // whoever sees it finds the queue closed
 }
 
 void Engine::Wake() { queue_.Wake(); }
@@ -819,7 +819,7 @@ void Engine::End(Sequence& sequence, FinishReason reason, std::string error,
   event.usage = usage;
   ++stats_.finished[static_cast<int>(reason)];
   observer_.OnFinished(sequence.request, reason, usage);
-  last_events_.emplace_back(sequence.output, std::move(event));
+  events_.emplace_back(sequence.output, std::move(event));
 }
 
 void Engine::EndAll(FinishReason reason, const std::string& error, absl::StatusCode code) {
@@ -832,13 +832,13 @@ void Engine::Emit() {
     OutputEvent event;
     event.scores = std::exchange(sequence->scores, {});
     sequence->answer.TakeInto(&event);
-    sequence->output->Push(std::move(event));
+    events_.emplace_back(sequence->output, std::move(event));
   }
   std::erase_if(sequences_, [](const auto& sequence) { return sequence->ended; });
-  // Whoever sees the last event of a request finds its blocks free in the statistics.
+  // Whoever sees an event finds its request in the statistics: as running, or at the last one its blocks free.
   Publish();
-  for (auto& [output, event] : last_events_) output->Push(std::move(event));
-  last_events_.clear();
+  for (auto& [output, event] : events_) output->Push(std::move(event));
+  events_.clear();
 }
 
 void Engine::Publish() {

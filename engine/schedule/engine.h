@@ -267,7 +267,8 @@ class Engine {
   std::vector<Sequence*> batch_sequences_;       // of batch_.chunks
   std::vector<kernels::SampleRow> sample_rows_;  // of batch_.num_logits()
   std::vector<kernels::SampledToken> sampled_;   // the same; room for a row of each token
-  std::vector<std::pair<std::shared_ptr<OutputQueue>, OutputEvent>> last_events_;
+  std::vector<std::pair<std::shared_ptr<OutputQueue>, OutputEvent>>
+      events_;  // of the step, to be told
 };
 
 }  // namespace winnow::engine

@@ -169,7 +169,10 @@ class Server:
 
     def events(self):
         """The log's lines. One that is not JSON is a failure (or a sanitizer's report)."""
-        return [json.loads(line) for line in self.log().splitlines()]
+        lines = self.log().splitlines(keepends=True)
+        if lines and not lines[-1].endswith("\n") and self.process.poll() is None:
+            lines.pop()  # it is being written
+        return [json.loads(line) for line in lines]
 
     def metrics_text(self):
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=PATIENCE) as page:

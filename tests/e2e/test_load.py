@@ -132,7 +132,7 @@ class Program(unittest.TestCase):
         command = f"{harness.BIN} serve --model {harness.MODEL} --http 127.0.0.1:{{port}} --listen 127.0.0.1:0 --metrics 127.0.0.1:0"
         with harness.temporary_directory() as out:
             done = subprocess.run([sys.executable, SOURCE / "loadtest/peers/compare.py", "--server", f"dense={command}", "--server", f"window={command} --policy window",
-                                   "--shape", "1x300", "--shape", "3x200", "--tokens", "24", "--json", out / "r.json"], capture_output=True, text=True, timeout=harness.PATIENCE)
+                                   "--shape", "1x300", "--shape", "3x200", "--tokens", "600", "--json", out / "r.json"], capture_output=True, text=True, timeout=harness.PATIENCE)
             self.assertEqual(done.returncode, 0, done.stderr)
             results = json.loads((out / "r.json").read_text())["results"]
         self.assertEqual({name: set(of) for name, of in results.items()}, {"dense": {"1x300", "3x200"}, "window": {"1x300", "3x200"}})

@@ -343,6 +343,12 @@ class Ports(unittest.TestCase):
         for _ in range(20):
             self.assertIn(ports.unused_port(), range(ports.LOWEST, ports.first_ephemeral()))
 
+    def test_none_is_given_twice(self):
+        """Two servers that begin together had the same one, about once in twenty thousand times."""
+        with unittest.mock.patch.multiple(ports, LOWEST=ports.first_ephemeral() - 40):
+            given = [ports.unused_port() for _ in range(20)]
+        self.assertEqual(len(set(given)), 20)
+
     def test_a_taken_port_is_passed_over(self):
         with contextlib.ExitStack() as taken, unittest.mock.patch.multiple(ports, LOWEST=20000, first_ephemeral=lambda: 20003):
             held = set()
