@@ -25,7 +25,8 @@ inline T Min(T a, T b) {
   return a < b ? a : b;
 }
 
-// Hands out addresses one cache line after the other, each to be asked for.
+// Hands out addresses one cache line after the other, each to be asked for: into the second-level cache, as the first one keeps so few
+// misses in flight that a core that shares it waits for them (docs/results/kernels.md).
 struct Prefetcher {
   const std::byte* next;
   const std::byte* end;
@@ -35,7 +36,7 @@ struct Prefetcher {
   inline __attribute__((always_inline)) void Lines(int count) {
     if (next >= end) return;
 #pragma GCC unroll 16
-    for (int i = 0; i < count; ++i) __builtin_prefetch(next + i * 64);
+    for (int i = 0; i < count; ++i) __builtin_prefetch(next + i * 64, 0, 2);
     next += count * 64;
   }
 };
