@@ -26,8 +26,6 @@ constexpr Kind kIndexKinds[] = {Kind::kQuest, Kind::kLsh,       Kind::kPca,
                                 Kind::kHata,  Kind::kSpotlight, Kind::kHashAttention};
 constexpr char kFourBitKeys[] = "int4";
 constexpr char kResidualCodes[] = "residual";
-// No window of text is begun later than this; the first is run whatever it takes.
-constexpr Duration kFitBudget = std::chrono::seconds(20);
 
 std::string HexDigits(const Digest& digest) {
   std::string digits;
@@ -281,8 +279,9 @@ absl::StatusOr<TransformReport> ResolveTransform(const ModelConfig& config, cons
         std::vector<int32_t> tokens,
         tokenizer.Encode(text, /*add_special_tokens=*/false, /*parse_special=*/false));
     if (tokens.size() > static_cast<size_t>(kFitTokens)) tokens.resize(kFitTokens);
-    absl::StatusOr<TransformFit> made = MakeTransformFit(
-        config, weights, tokens, backend, options, report.bits, clock, kFitBudget, flags.progress);
+    absl::StatusOr<TransformFit> made =
+        MakeTransformFit(config, weights, tokens, backend, options, report.bits, clock,
+                         flags.fit_budget, flags.progress);
     if (!made.ok()) return without(made.status());
     options.retrieval.transform = std::make_shared<const TransformFit>(*std::move(made));
     report.seconds = std::chrono::duration<double>(clock.Now() - start).count();

@@ -3,6 +3,7 @@
 #ifndef WINNOW_ENGINE_MODEL_RETRIEVAL_H_
 #define WINNOW_ENGINE_MODEL_RETRIEVAL_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -12,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/base/clock.h"
 #include "engine/crossover.h"
 #include "engine/decoder.h"
 #include "engine/model/model_config.h"
@@ -48,6 +50,8 @@ struct RetrievalFlags {
   // Where the measured crossover and, beside it, the fit of transform codes are remembered: "auto" (DefaultCrossoverPath), "none", or a file.
   std::string crossover_cache = "auto";
   std::string fit_text;  // that transform codes are fitted on; "": TransformFitText()
+  // No window of that text is begun later than this; the first is run whatever it takes. Less text is another fit.
+  Duration fit_budget = std::chrono::seconds(20);
 };
 
 // `index` as it is written. Bits of 0: the kind's own.

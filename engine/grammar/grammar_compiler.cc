@@ -173,16 +173,19 @@ absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::CompileNow(
   const SteadyClock::time_point begun = SteadyClock::now();
   const auto limit =
       options_.compile_time + (first ? options_.start_time : std::chrono::milliseconds(0));
-  const auto within_bounds = [&]() -> absl::Status {
-    if (SteadyClock::now() - begun > limit) {
-      return absl::InvalidArgumentError(
-          Concat("takes longer than ", options_.compile_time.count() / 1000, " s to compile"));
-    }
+  const auto within_memory = [&]() -> absl::Status {
     if (ResidentBytes(worker_->pid) > worker_->idle_bytes + options_.worker_bytes) {
       return absl::InvalidArgumentError(
           Concat("takes more than ", options_.worker_bytes >> 20, " MiB of memory to compile"));
     }
     return absl::OkStatus();
+  };
+  const auto within_bounds = [&]() -> absl::Status {
+    if (SteadyClock::now() - begun > limit) {
+      return absl::InvalidArgumentError(
+          Concat("takes longer than ", options_.compile_time.count() / 1000, " s to compile"));
+    }
+    return within_memory();
   };
   GrammarFrame frame;
   absl::Status status =
@@ -191,6 +194,8 @@ absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::CompileNow(
   if (status.ok()) {
     status = ReadGrammarFrame(worker_->fd, options_.compiled_bytes, within_bounds, &frame);
   }
+  // Also of one that answered before it was asked: it would keep its memory for all that come after.
+  if (status.ok()) status = within_memory();
   if (!status.ok()) {
     worker_.reset();  // whatever it does, nobody waits for it
     if (absl::IsUnavailable(status) && first) {

@@ -46,9 +46,9 @@ absl::Status ReadSome(int fd, size_t count, const std::function<absl::Status()>&
   while (count > 0) {
     while (go_on != nullptr) {
       pollfd poll_fd{fd, POLLIN, 0};
-      const int ready = poll(&poll_fd, 1, kPollMilliseconds);
+      // An answer that is there has come in time, however late it is looked at.
+      if (poll(&poll_fd, 1, kPollMilliseconds) > 0) break;
       WINNOW_RETURN_IF_ERROR(go_on());
-      if (ready > 0) break;
     }
     char buffer[1 << 16];
     const ssize_t got = read(fd, buffer, std::min(count, sizeof(buffer)));
@@ -56,6 +56,8 @@ absl::Status ReadSome(int fd, size_t count, const std::function<absl::Status()>&
     if (got <= 0) return absl::UnavailableError("the other end is gone");
     out->append(buffer, static_cast<size_t>(got));
     count -= static_cast<size_t>(got);
+    // Else one that sends a little at a time would never be judged.
+    if (count > 0 && go_on != nullptr) WINNOW_RETURN_IF_ERROR(go_on());
   }
   return absl::OkStatus();
 }

@@ -31,7 +31,7 @@ std::string EncodeVocabulary(const GrammarVocabulary& vocabulary);
 // The sockets block. Unavailable: the other end is gone.
 absl::Status WriteGrammarFrame(int fd, uint8_t tag, std::string_view bytes);
 // ResourceExhausted: a frame of more than `most` bytes. `go_on`, where given, is asked every 10 ms while nothing
-// comes; its error is the result.
+// comes, and after a part of a frame; its error is the result. An answer or an end that is there is taken without asking.
 absl::Status ReadGrammarFrame(int fd, size_t most, const std::function<absl::Status()>& go_on,
                               GrammarFrame* frame);
 

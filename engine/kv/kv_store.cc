@@ -42,6 +42,7 @@ storage::DiskStoreOptions DiskOptionsOf(const TierFlags& flags) {
   disk.directory = flags.store_dir;
   disk.capacity_bytes = static_cast<uint64_t>(flags.disk_bytes);
   disk.segment_bytes = static_cast<uint64_t>(SegmentBytes(flags.disk_bytes));
+  if (flags.read_deadline.count() > 0) disk.read_deadline_ns = flags.read_deadline.count();
   disk.log = flags.log;
   disk.io.kind = flags.io == "uring"     ? storage::IoEngineKind::kUring
                  : flags.io == "threads" ? storage::IoEngineKind::kThreads

@@ -3,6 +3,7 @@
 #ifndef WINNOW_ENGINE_KV_KV_STORE_H_
 #define WINNOW_ENGINE_KV_KV_STORE_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -28,6 +29,7 @@ struct TierFlags {
   bool keep_prefixes = true;  // on disk, for later requests and after a restart
   // Rows read from slower tiers; -1: an eighth of kv_bytes, with a GPU of host_bytes.
   int64_t row_cache_bytes = -1;
+  std::chrono::nanoseconds read_deadline{0};          // for a read of the disk; 0: the store's own
   bool strict_store = false;                          // refuses a store_dir that others may write
   std::function<void(const std::string&)> log = {};   // one line per event of the store
   std::function<void(const std::string&)> warn = {};  // the same, of trouble

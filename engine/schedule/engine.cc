@@ -18,8 +18,6 @@ constexpr Duration kIdleWait = std::chrono::milliseconds(100);
 constexpr size_t kMailboxTasks = 256;
 // Blocks of named prefixes that are looked at in a step, and by an engine that has nothing else to do.
 constexpr size_t kSweptBlocks = 32, kSweptBlocksIdle = 512;
-// At the end, for what is to be found after a restart.
-constexpr Duration kFlushTime = std::chrono::seconds(5);
 // Times that a sequence is computed again for its next token before it is given up.
 constexpr int32_t kLossesMax = 24;
 // Losses of a sequence that what it shares may cost it. A store with many damaged blocks gives them
@@ -27,9 +25,9 @@ constexpr int32_t kLossesMax = 24;
 constexpr int32_t kLossesShared = 2;
 // For one sequence's grammar to say which tokens may come next.
 constexpr Duration kGrammarStepMax = std::chrono::milliseconds(500);
-// Reads of the store that take longer are slow. Then every sequence that needs some is left out of the steps until they
-// have come, for so long. Else only those are that have taken over a prefix: of the others few blocks are missing, and
-// one step for all of them costs less than one each.
+// A fetch that takes longer has slow reads, and so has a step that waits longer than EngineOptions::slow_wait. Then every
+// sequence that needs some is left out of the steps until they have come, for so long. Else only those are that have taken
+// over a prefix: of the others few blocks are missing, and one step for all of them costs less than one each.
 constexpr Duration kSlowReads = std::chrono::milliseconds(50);
 constexpr Duration kSlowTime = std::chrono::seconds(10);
 // A fetch may take a read's time, and what its bytes take at a pace that computing them beats anywhere. Then the sequence
@@ -437,7 +435,7 @@ Duration Engine::StoreWaitTime() const {
 
 // Those that made a step wait for reads rest for as long as it waited: half of the time is for who reads nothing.
 void Engine::RestReaders(TimePoint now, Duration waited) {
-  if (waited <= kSlowReads) return;
+  if (waited <= options_.slow_wait) return;
   slow_until_ = now + kSlowTime;
   for (size_t i = 0; i < batch_sequences_.size(); ++i) {
     const TierBytes& bytes = memory_->chunk_bytes(static_cast<int32_t>(i));
@@ -918,7 +916,7 @@ void Engine::Shutdown() {
     options_.kv_events->Commit();
   }
   stopped_ = true;
-  if (memory_ != nullptr) memory_->Flush(kFlushTime);
+  if (memory_ != nullptr) memory_->Flush(options_.flush_time);
 }
 
 }  // namespace winnow::engine

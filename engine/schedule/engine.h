@@ -62,6 +62,11 @@ struct EngineOptions {
   // A prefix that comes from the store is read at once if its KV takes at most this share of the
   // frames; else when it is attended to, or chosen.
   double eager_share = 0.125;
+  // At the end, for saving what is to be found after a restart, and again for what is under way then. Real time,
+  // whatever the clock says.
+  Duration flush_time = std::chrono::seconds(5);
+  // A step that waited longer for the store has slow reads (docs/faults.md). Real time, too.
+  Duration slow_wait = std::chrono::milliseconds(50);
   // Is told what the prefix cache has; outlives the engine. Null: nobody. `store_tier`: of the model's store.
   KvEventLog* kv_events = nullptr;
   KvTier store_tier = KvTier::kDisk;

@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <list>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -355,6 +356,8 @@ Task<bool> Connection::ServeOne() {
       refusal.has_value() ? Answered(*std::move(refusal))
                           : shared_.handler->Handle(std::move(request), Waker());
   const bool again = co_await Respond(*exchange, head_only, keep_alive, http10);
+  // Before the exchange goes: by then the response that was not read is counted.
+  if (!again && std::exchange(timed_out_, false)) ++shared_.timed_out;
   exchange.reset();
   if (!again && !complete) co_await Linger();
   co_return again;

@@ -383,6 +383,8 @@ TEST_F(StorageStall, VerifyLeavesASegmentThatHangsAndChecksTheOthers) {
 TEST_F(StorageStall, ClosingAHungStoreReturnsAndKeepsTheDirectoryFromOthers) {
   DiskStoreOptions options = Options();
   options.close_limit_ns = 300'000'000;
+  auto [faults, index_gone] = MakeWatched<IndexFaults>();
+  index_faults_ = std::move(faults);
   Open(options);
   ASSERT_EQ(client_->Put(IdOf(1), kSmall), Reason::kNone);
   plan_->hold_reads = true;
@@ -395,6 +397,9 @@ TEST_F(StorageStall, ClosingAHungStoreReturnsAndKeepsTheDirectoryFromOthers) {
   EXPECT_NE(log_.back().find("hangs"), std::string::npos);
   EXPECT_EQ(OpenStatus(options).code(), absl::StatusCode::kFailedPrecondition)
       << "a write may still land";
+  // The index was given little time to close: RocksDB must not be at work while the process's statics go.
+  index_faults_.reset();
+  EXPECT_EQ(index_gone.wait_for(std::chrono::seconds(60)), std::future_status::ready);
 }
 
 TEST_F(StorageStall, ClosingWhileTheIndexHangsReturns) {

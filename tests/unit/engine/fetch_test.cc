@@ -57,6 +57,8 @@ class FetchTest : public KvTiersTest {
     options.step_tokens = step_tokens_;
     options.pause_grace = kGrace;
     options.eager_share = eager_share_;
+    options.flush_time = kv_tiers::kPatience;
+    options.slow_wait = slow_wait_;
     return MakeEngine(options, *model.decoder, clock_);
   }
   // Answers without a store's help, then a process that begins with the store alone.
@@ -100,6 +102,7 @@ class FetchTest : public KvTiersTest {
 
   static constexpr int64_t frames_of_contexts_ = 3;
   static constexpr Duration kGrace = std::chrono::seconds(1);
+  Duration slow_wait_ = kv_tiers::kPatience;  // EngineOptions::slow_wait
   int32_t max_running_ = kv_tiers::kRunning;
   FakeClock clock_;
   ModelOptions options_;
@@ -242,6 +245,7 @@ TEST_F(FetchTest, WhoseStepsWaitForReadsRestsWhileOthersStep) {
   options_.kv_bytes = Tiered().kv_bytes;
   options_.tiers.row_cache_bytes = 0;
   policy_ = *ParseAttentionPolicy("quest:k=16,window=9,dense_layers=0,from=0");
+  slow_wait_ = EngineOptions().slow_wait;
   StoreAndRestart();
   Release();
   Client slow, tiny;

@@ -44,10 +44,10 @@ TEST_F(KvTiersTest, TokensAreThoseOfKvInMemory) {
     int64_t row_cache_bytes;
     bool prefetch;
   };
-  for (const Case& c : {Case{"host", 64 << 20, 0, "auto", 1 << 18, true},
+  for (const Case& c : {Case{"host", 64 << 20, 0, "auto", 1 << 16, true},
                         Case{"disk, threads", 0, 64 << 20, "threads", 1 << 18, false},
                         Case{"disk, auto, without row cache", 0, 64 << 20, "auto", 0, true},
-                        Case{"host over disk", 1 << 20, 64 << 20, "auto", 1 << 18, true}}) {
+                        Case{"host over disk", 1 << 20, 64 << 20, "auto", 1 << 16, true}}) {
     SCOPED_TRACE(c.name);
     ModelOptions options = Tiered();
     options.tiers.host_bytes = c.host_bytes;

@@ -133,6 +133,8 @@ ModelOptions Small(const std::string& artifact, const std::string& index) {
   options.retrieval.artifact = artifact;
   options.retrieval.index = index;
   options.retrieval.crossover_cache = ::testing::TempDir() + "/winnow-fits/crossover.json";
+  // A fit of less text, on a busy machine, would be another.
+  options.retrieval.fit_budget = std::chrono::hours(24);
   return options;
 }
 

@@ -38,6 +38,7 @@ class PrefixEngineTest : public KvTiersTest {
     options.max_running = kRunning;
     options.step_tokens = kStepTokens;
     options.kv_events = kv_events_;
+    options.flush_time = options.slow_wait = kPatience;
     engine_ = MakeEngine(options, *model.decoder, clock_);
     memory_ = model.decoder->kv_memory();
     store_ = model.store.store.get();

@@ -137,7 +137,8 @@ class RetrievalAttentionTest : public ::testing::Test {
     tokens.resize(plan.k);
     return tokens;
   }
-  std::vector<int32_t> Oracle(const QueryPlan& plan, int32_t position, int32_t kv_head) const {
+  // Masses of the tokens that the query sees, added over a group.
+  std::vector<double> Masses(int32_t position, int32_t kv_head) const {
     std::vector<double> mass(position + 1, 0.0);
     for (int32_t g = 0; g < kGroup; ++g) {
       double sum = 0;
@@ -147,7 +148,20 @@ class RetrievalAttentionTest : public ::testing::Test {
         mass[t] += std::exp(Logit(kv_head * kGroup + g, position, t)) / sum;
       }
     }
+    return mass;
+  }
+  std::vector<int32_t> Oracle(const QueryPlan& plan, int32_t position, int32_t kv_head) const {
+    const std::vector<double> mass = Masses(position, kv_head);
     return Best(plan, [&](int32_t token) { return mass[token]; });
+  }
+  // Whether the least mass that the oracle chooses and the largest that it does not are so near that float32 may have
+  // them the other way round.
+  bool OracleIsInDoubt(const QueryPlan& plan, int32_t position, int32_t kv_head) const {
+    const std::vector<double> mass = Masses(position, kv_head);
+    std::vector<double> sorted(mass.begin() + plan.mid.first, mass.begin() + plan.mid.last);
+    std::sort(sorted.begin(), sorted.end(), std::greater<>());
+    const auto k = static_cast<size_t>(plan.k);
+    return k > 0 && k < sorted.size() && sorted[k - 1] - sorted[k] < 1e-5 * sorted[k - 1];
   }
   std::vector<int32_t> ByLsh(const QueryPlan& plan, int32_t position, int32_t kv_head,
                              int32_t bits) const {
@@ -179,12 +193,15 @@ class RetrievalAttentionTest : public ::testing::Test {
     });
   }
 
-  // What `out` of a query must be if each KV head reads anchors and chosen(kv_head).
-  template <typename Chosen>
-  void ExpectRow(const AttentionPolicy& policy, int32_t position, const float* out, Chosen chosen) {
+  static bool NeverInDoubt(const QueryPlan&, int32_t) { return false; }
+  // Expects the `out` of a query whose KV heads read anchors and chosen(kv_head), but for those that are in doubt.
+  template <typename Chosen, typename InDoubt = decltype(&NeverInDoubt)>
+  void ExpectRow(const AttentionPolicy& policy, int32_t position, const float* out, Chosen chosen,
+                 InDoubt in_doubt = NeverInDoubt) {
     const QueryPlan plan = PlanQuery(policy, position, 0);
     ASSERT_FALSE(plan.dense);
     for (int32_t head = 0; head < kHeads; ++head) {
+      if (in_doubt(plan, head / kGroup)) continue;
       std::vector<int32_t> read = chosen(plan, head / kGroup);
       for (int32_t t = 0; t <= position; ++t) {
         if (t < policy.sink || t > position - policy.window) read.push_back(t);
@@ -402,20 +419,26 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
 TEST_F(RetrievalByMassTest, ReadsTheTokensOfTheLargestMassesAndAddsTheTail) {
   SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
   Make({{AttentionPolicy::Kind::kPca, 128}});
+  constexpr int kCompared = 16;  // heads, under each policy
   for (const char* text : {"pca:k=11,sink=5,window=20", "pca:k=11,sink=5,window=20,tail=off",
                            "pca:k=50,min_mass=0.004,sink=5,window=20"}) {
     const AttentionPolicy policy = Policy(text);
     const auto state = State(policy);
+    heads_seen_ = heads_in_doubt_ = 0;
+    const auto compared = [&] { return heads_seen_ - heads_in_doubt_; };
     Pass(*state, 0, 170, 1000);
     const std::vector<float> out = Pass(*state, 170, 320, 180);
     for (const int32_t position : {180, 190, 191, 192, 255, 256, 300, 319}) {
       ExpectMassRow(policy, position, &out[(position - 170) * kRow]);
     }
-    for (int32_t position = 320; position < 330; ++position) {
+    // How many heads are in doubt depends on the seed: as many more tokens as it takes.
+    int32_t position = 320;
+    for (; position < 330 || (compared() < kCompared && position < kTokens); ++position) {
       const std::vector<float> row = Pass(*state, position, position + 1, 180);
-      if (position == 320 || position == 329) ExpectMassRow(policy, position, row.data());
+      if (position == 320 || position >= 329) ExpectMassRow(policy, position, row.data());
     }
-    const uint64_t most = uint64_t{150} * kKvHeads * policy.k.count;
+    EXPECT_GE(compared(), kCompared);
+    const uint64_t most = static_cast<uint64_t>(position - 180) * kKvHeads * policy.k.count;
     if (policy.min_mass) {
       EXPECT_LT(state->counts().selected_rows, most);
       EXPECT_GT(state->counts().selected_rows, most / 50);
@@ -423,7 +446,6 @@ TEST_F(RetrievalByMassTest, ReadsTheTokensOfTheLargestMassesAndAddsTheTail) {
       EXPECT_EQ(state->counts().selected_rows, most);
     }
   }
-  EXPECT_LT(4 * heads_in_doubt_, heads_seen_);
 }
 
 // Keeps what pruning leaves of a call's first query.
@@ -661,7 +683,10 @@ TEST_F(RetrievalAttentionTest, OracleReadsTheTokensWithTheMostMass) {
   for (int32_t position = 300; position < 340; position += 11) {
     ExpectRow(
         policy, position, &out[(position - 300) * kRow],
-        [&](const QueryPlan& plan, int32_t kv_head) { return Oracle(plan, position, kv_head); });
+        [&](const QueryPlan& plan, int32_t kv_head) { return Oracle(plan, position, kv_head); },
+        [&](const QueryPlan& plan, int32_t kv_head) {
+          return OracleIsInDoubt(plan, position, kv_head);
+        });
   }
 }
 

@@ -106,14 +106,17 @@ class VerifyTest : public KvTiersTest {
         request.stopping.min_tokens = std::min(3, request.stopping.max_tokens);
       }
       if (random_() % 3 == 0) request.stopping.stop_strings = {"e", "7 "};
-      if (i == 1) {
-        // One answer that surely is long enough to be drafted, with a grammar.
-        request.policy = *ParseAttentionPolicy(draft + ",verify=8");
-        request.sampling.temperature = 0;
+      const bool is_certain = i == 0 || i == 1 || i == 6;
+      if (is_certain) {
+        // Answers that surely are long enough, also where a sanitizer leaves few: one whose drafts are mostly wrong, because
+        // a penalty keeps it from repeating what any draft foresees; one with a grammar; one whose drafts nearly all hold.
+        request.policy = *ParseAttentionPolicy(draft + (i == 6 ? ",verify=1" : ",verify=8"));
+        request.sampling = {};
+        if (i == 0) request.sampling.frequency_penalty = 2;
         request.stopping = {};
         request.stopping.max_tokens = 60;
       }
-      if (i == 1 || random_() % 3 == 0) {
+      if (is_certain ? i == 1 : random_() % 3 == 0) {
         request.grammar = std::make_shared<HashGrammar>(config_.vocab_size);
         request.stopping.min_tokens = 0;
         request.stopping.stop_token_ids.push_back(HashGrammar::kEndToken);

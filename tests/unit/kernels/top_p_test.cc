@@ -219,15 +219,20 @@ TEST_P(TopPTest, POfOneKeepsEveryWeightThatIsNotZero) {
   all.insert(all.end(), tokens.begin(), tokens.end());
   std::vector<double> best(tokens.size());
   for (int64_t head = 0; head < 2; ++head) {
-    const auto weights =
-        EstimatedWeightsRef(q.tensor(), far_queries[0], keys.data(), layout, 1.0f, head, all);
-    for (size_t j = 0; j < tokens.size(); ++j) best[j] = std::max(best[j], weights[anchors + j]);
+    // With half the scale a weight is the square root: those next to the border are not zero then.
+    const auto roots =
+        EstimatedWeightsRef(q.tensor(), far_queries[0], keys.data(), layout, 0.5f, head, all);
+    for (size_t j = 0; j < tokens.size(); ++j) {
+      best[j] = std::max(best[j], roots[anchors + j] * roots[anchors + j]);
+    }
   }
   size_t zeros = 0;
   for (size_t j = 0; j < tokens.size(); ++j) {
     const bool is_kept = std::binary_search(result.begin(), result.end(), tokens[j]);
-    zeros += best[j] == 0 ? 1 : 0;
-    EXPECT_FALSE(best[j] == 0 && is_kept);
+    // Logits of thousands have weights in float32 that are a hundredth off: one just below the border may be kept.
+    const bool is_zero = best[j] < 0.9 * 0x1p-126;
+    zeros += is_zero ? 1 : 0;
+    EXPECT_FALSE(is_zero && is_kept);
     EXPECT_FALSE(best[j] > 0x1p-125 && !is_kept);
   }
   EXPECT_GT(zeros, 0u);

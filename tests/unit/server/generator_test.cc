@@ -34,6 +34,7 @@ class GeneratorQuotaTest : public ::testing::Test {
     ASSERT_TRUE(table.ok()) << table.status();
     TestServerOptions options;
     options.generator.tenants = *std::move(table);
+    options.generator.queue_events = 4;  // a generation that is not read soon waits
     server_ = std::make_unique<TestServer>(options);
   }
 
@@ -104,23 +105,22 @@ TEST_F(GeneratorQuotaTest, IsFreeOnceTheFinishIsTaken) {
 }
 
 TEST_F(GeneratorQuotaTest, IsHeldUntilThenAndGivenBackOnce) {
-  for (const auto& [limits, name] :
-       {std::pair("requests: 1", "quota of requests"),
-        std::pair("running_tokens: 1500", "quota of running_tokens")}) {
+  for (const auto& [limits, name] : {std::pair("requests: 1", "quota of requests"),
+                                     std::pair("running_tokens: 150", "quota of running_tokens")}) {
     SCOPED_TRACE(limits);
     Serve(limits);
     // It waits for a reader after Options::queue_events, far from its end.
-    const Taken held = Take(900, [](const Taken& taken) { return taken.begun; });
-    EXPECT_THAT(Refusal(900), HasSubstr(name));
+    const Taken held = Take(100, [](const Taken& taken) { return taken.begun; });
+    EXPECT_THAT(Refusal(100), HasSubstr(name));
     held.generation->Cancel();
     held.generation->Close();
-    const Taken next = Take(900, [](const Taken& taken) { return taken.finished; });
+    const Taken next = Take(100, [](const Taken& taken) { return taken.finished; });
     EXPECT_TRUE(next.finished);
     // What was given back with the finish is not given back again with the end.
-    const Taken third = Take(900, [](const Taken& taken) { return taken.begun; });
+    const Taken third = Take(100, [](const Taken& taken) { return taken.begun; });
     EXPECT_TRUE(std::holds_alternative<Generation::End>(next.generation->Take()));
     next.generation->Close();
-    EXPECT_THAT(Refusal(900), HasSubstr(name));
+    EXPECT_THAT(Refusal(100), HasSubstr(name));
     third.generation->Cancel();
     third.generation->Close();
   }

@@ -200,7 +200,7 @@ class KvEventSockets : public ::testing::Test {
 };
 
 TEST_F(KvEventSockets, AReaderGetsWhatComesAndAsksForWhatItMissed) {
-  KvEventLog log(Small());
+  KvEventLog log(Small(1'000'000));  // keeps them all, however long the reader takes
   for (int i = 0; i < 5; ++i) StoreOne(log);
   const auto publisher = Start(log);
   Reader reader(context_, ZMQ_SUB, publisher->port());

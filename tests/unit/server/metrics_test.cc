@@ -10,7 +10,7 @@
 
 #include "server/metrics_families.h"
 #include "server/status.h"
-#include "tests/unit/server/movable_clock.h"
+#include "tests/unit/engine/engine_testing.h"
 
 namespace winnow::server {
 namespace {
@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 
 class MetricsTest : public ::testing::Test {
  protected:
-  MovableClock clock_;
+  engine::FakeClock clock_;
   Metrics metrics_{{"1.2.3",
                     "needle",
                     "bf16",

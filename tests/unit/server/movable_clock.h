@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <optional>
 
 #include "engine/base/clock.h"
 
@@ -13,12 +14,15 @@ namespace winnow::server {
 class MovableClock final : public engine::Clock {
  public:
   engine::TimePoint Now() const override {
-    return std::chrono::steady_clock::now() + engine::Duration(added_.load());
+    return stands_at_.value_or(std::chrono::steady_clock::now()) + engine::Duration(added_.load());
   }
   void Advance(engine::Duration by) { added_ += by.count(); }
+  // From now on it moves by Advance alone. Before other threads read it.
+  void Stand() { stands_at_ = std::chrono::steady_clock::now(); }
 
  private:
   std::atomic<engine::Duration::rep> added_ = 0;
+  std::optional<engine::TimePoint> stands_at_;
 };
 
 }  // namespace winnow::server

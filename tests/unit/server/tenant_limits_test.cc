@@ -6,7 +6,7 @@
 
 #include <fstream>
 
-#include "tests/unit/server/movable_clock.h"
+#include "tests/unit/engine/engine_testing.h"
 #include "tests/unit/temp_dir.h"
 
 namespace winnow::server {
@@ -30,7 +30,7 @@ class TenantLimitsTest : public ::testing::Test {
   const TempDir dir_;
   const std::string path_ = dir_.File("tenants.yaml");
   Log log_{"debug", "json", std::make_shared<spdlog::sinks::null_sink_mt>()};
-  MovableClock clock_;
+  engine::FakeClock clock_;
 };
 
 TEST_F(TenantLimitsTest, ATenantHasItsOwnLimitsAndOthersTheDefault) {

@@ -241,22 +241,30 @@ TEST_P(RingTest, DeadlineAlsoEndsWhatStillWaitsInLine) {
   plan_->hold_reads = false;
 }
 
-// Has done everything as soon as it is asked.
+// Has done everything that was flushed as soon as it is asked, so many bytes of it at once.
 class InstantEngine final : public IoEngine {
  public:
+  explicit InstantEngine(uint64_t bytes_at_once = 1 << 30) : bytes_at_once_(bytes_at_once) {}
   std::string name() const override { return "instant"; }
   std::string Describe() const override { return "instant"; }
   uint32_t depth() const override { return 4; }
   void Push(const IoRequest& request) override {
-    done_.push_back({request.slot, static_cast<int64_t>(request.bytes)});
+    const uint64_t bytes = std::min(request.bytes, bytes_at_once_);
+    pushed_.push_back({request.slot, static_cast<int64_t>(bytes)});
   }
-  int Flush() override { return 0; }
+  int Flush() override {
+    done_.insert(done_.end(), pushed_.begin(), pushed_.end());
+    pushed_.clear();
+    return 0;
+  }
   void Reap(std::chrono::nanoseconds /*wait*/, std::vector<IoEvent>* events) override {
     events->insert(events->end(), done_.begin(), done_.end());
     done_.clear();
   }
 
  private:
+  const uint64_t bytes_at_once_;
+  std::vector<IoEvent> pushed_;
   std::vector<IoEvent> done_;
 };
 
@@ -277,6 +285,22 @@ TEST(Ring, WhatCameInTimeIsNotLateBecauseNobodyLooked) {
   EXPECT_EQ(results[0].error, 0);
   EXPECT_EQ(ring.counters().late, 0u);
   EXPECT_EQ(ring.in_flight(), 0u);
+}
+
+// An engine does nothing about what lies in its queue: the wait would be for nothing, and as long as it may be.
+TEST(Ring, TheRestOfAShortTransferIsBegunBeforeItIsWaitedFor) {
+  FakeClock clock;
+  Ring ring(std::make_unique<InstantEngine>(/*bytes_at_once=*/kPageBytes), &clock);
+  PageMemory memory(2 * kPageBytes);
+  ring.Submit({.kind = IoKind::kRead,
+               .data = memory.bytes(),
+               .deadline_ns = clock.now_ns + 1'000'000'000,
+               .tag = 1});
+  std::vector<IoResult> results;
+  ring.Poll(milliseconds(1), &results);
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_EQ(results[0].error, 0);
+  EXPECT_EQ(ring.counters().short_transfers, 1u);
 }
 
 // Every place is taken by a call that was given up: whoever comes later still has a deadline.

@@ -22,11 +22,11 @@ class StoreClient {
  public:
   explicit StoreClient(BlockStore* store) : store_(store) {}
 
-  // Polls until every operation is answered; at most 20 s. Answers by tag.
+  // Polls until every operation is answered; at most 60 s. Answers by tag.
   std::map<uint64_t, Completion> Finish() {
     std::map<uint64_t, Completion> by_tag;
     std::vector<Completion> completions;
-    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     do {
       completions.clear();
       store_->Poll(std::chrono::milliseconds(20), &completions);
