@@ -128,7 +128,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Generator& owner_;
   const CallInfo info_;
   const TenantLimits limits_;
-  // Of the owner's mutex: whether it is one of its counted calls, one of the requests of its tenant, and what it takes
+  // Under the owner's mutex: whether it is one of its counted calls, one of the requests of its tenant, and what it takes
   // of the tenant's running_tokens.
   bool counted_ = false;
   bool in_quota_ = false;

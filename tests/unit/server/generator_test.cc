@@ -116,7 +116,7 @@ TEST_F(GeneratorQuotaTest, IsHeldUntilThenAndGivenBackOnce) {
     held.generation->Close();
     const Taken next = Take(100, [](const Taken& taken) { return taken.finished; });
     EXPECT_TRUE(next.finished);
-    // What was given back with the finish is not given back again with the end.
+    // Tokens and request that were given back with the finish are not given back again with the end.
     const Taken third = Take(100, [](const Taken& taken) { return taken.begun; });
     EXPECT_TRUE(std::holds_alternative<Generation::End>(next.generation->Take()));
     next.generation->Close();
