@@ -277,12 +277,13 @@ absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
 void Generation::Refuse(absl::Status status) {
   absl::MutexLock lock(&mutex_);
   failure_ = std::move(status);
+  owner_.ReleaseQuota(*this);
 }
 
 void Generation::Fail(absl::Status status) {
   if (!failure_.ok()) return;
   failure_ = std::move(status);
-  // Before the engine says that none of it runs: whoever sees that may ask again.
+  // Quota is free before the engine counts the request as ended, so that a client that sees it ended can ask again.
   owner_.ReleaseQuota(*this);
   for (const Choice& choice : choices_) {
     if (!choice.ended) owner_.engine_.Cancel(choice.id);
@@ -344,7 +345,7 @@ std::optional<v1::GenerateResponse> Generation::TakeFrom(int32_t index) {
     const std::optional<engine::OutputEvent> event = std::exchange(choice.event, std::nullopt);
     if (event->finish != engine::FinishReason::kNone) {
       choice.ended = true;
-      // Before the client hears of the end: what it asks next is not refused for what it has.
+      // Quota is free before the client has the answer, so that its next request is not refused for this one.
       if (--open_choices_ == 0) owner_.ReleaseQuota(*this);
       AddUsage(event->usage, usage_);
       const v1::FinishReason reason = ToProto(event->finish);
@@ -403,7 +404,6 @@ void Generation::AddEvent(const engine::OutputEvent& event, v1::GenerateResponse
 
 void Generation::Report(const absl::Status& status) {
   reported_ = true;
-  owner_.ReleaseQuota(*this);
   owner_.metrics_.CountRequest(status);
   std::optional<uint64_t> not_logged = 0;
   if (!status.ok() && usage_.generated_tokens == 0) not_logged = owner_.refusal_lines_.Take();

@@ -221,9 +221,10 @@ class Generator {
   absl::Status FromEngine(const absl::Status& status) const;
   // ResourceExhausted that names the quota and has RetryInfo.
   absl::Status OverQuota(std::string_view quota, int64_t have, int64_t more, int64_t most) const;
-  // Takes tokens of the tenant's quota for a generation that is counted, until its end is taken.
+  // Takes tokens of the tenant's quota for a generation that is counted, until ReleaseQuota.
   absl::Status ReserveTokens(Generation& generation, int64_t tokens, int64_t most);
-  // Its end is taken: its request and its tokens no longer bind its tenant. May be called again.
+  // Gives back a generation's request and tokens to its tenant: with its last message, or when it fails. Does nothing the
+  // second time.
   void ReleaseQuota(Generation& generation);
 
   const Options options_;
@@ -244,12 +245,11 @@ class Generator {
   engine::CondVar idle_;
   size_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t counted_calls_ ABSL_GUARDED_BY(mutex_) = 0;  // of them: not refused for their number
-  // A tenant with counted calls.
+  // Load of a tenant that has counted calls.
   struct TenantLoad {
-    size_t calls =
-        0;  // counted ones that are not closed: what they hold is bounded for all tenants together
-    int64_t requests = 0;        // of them, those whose end is not taken; against its quota, as are
-    int64_t running_tokens = 0;  // prompts and max_tokens of these
+    size_t calls = 0;            // counted and not closed, of max_calls
+    int64_t requests = 0;        // of them those that have not ended, of the tenant's quota
+    int64_t running_tokens = 0;  // prompts and max_tokens of these, of the tenant's quota
   };
   absl::flat_hash_map<std::string, TenantLoad> tenants_ ABSL_GUARDED_BY(mutex_);
   size_t tokenizing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -75,7 +75,7 @@ class GeneratorQuotaTest : public ::testing::Test {
     return taken;
   }
 
-  // REQUIRES: the request is refused. With which words.
+  // The words of a refusal. REQUIRES: the request is refused.
   std::string Refusal(int32_t tokens) {
     const Taken refused = Take(tokens, [](const Taken&) { return false; });
     refused.generation->Close();
@@ -88,7 +88,7 @@ class GeneratorQuotaTest : public ::testing::Test {
   std::unique_ptr<TestServer> server_;
 };
 
-// Whoever has an answer may ask the next thing: a transport closes a call some time after its client has read the last byte.
+// A client that has its answer can ask again at once, though its transport closes the call later.
 TEST_F(GeneratorQuotaTest, IsFreeOnceTheFinishIsTaken) {
   for (const char* limits : {"requests: 1", "running_tokens: 100"}) {
     SCOPED_TRACE(limits);
@@ -98,7 +98,13 @@ TEST_F(GeneratorQuotaTest, IsFreeOnceTheFinishIsTaken) {
       open.push_back(Take(60, [](const Taken& taken) { return taken.finished; }));
       ASSERT_FALSE(open.back().status.has_value()) << *open.back().status;
     }
-    EXPECT_EQ(server_->generator().calls(), 3u);
+    // A request that is refused never binds, though its call is still open.
+    open.push_back(Take(1 << 20, [](const Taken&) { return false; }));
+    EXPECT_EQ(open.back().status.value_or(absl::OkStatus()).code(),
+              absl::StatusCode::kInvalidArgument);
+    open.push_back(Take(60, [](const Taken& taken) { return taken.finished; }));
+    EXPECT_TRUE(open.back().finished);
+    EXPECT_EQ(server_->generator().calls(), 5u);
     for (const Taken& taken : open) taken.generation->Close();
     EXPECT_EQ(server_->generator().calls(), 0u);
   }
