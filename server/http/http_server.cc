@@ -160,6 +160,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
 
   Task<> Serve();
   // The ticker's: closes what is overdue, and wakes who should ping.
+  // Counts a time-out once.
+  void CountTimeOut();
   void Check(engine::TimePoint now);
   // Ends both coroutines soon.
   void Abort();
@@ -209,10 +211,14 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   std::string out_;        // being written
   engine::TimePoint deadline_ = engine::TimePoint::max();
   engine::TimePoint ping_at_ = engine::TimePoint::max();
-  bool timed_out_ = false;
+  bool timed_out_ = false;  // and not counted yet
   bool ping_due_ = false;
   std::list<Connection*>::iterator in_list_, in_idle_;
 };
+
+void Connection::CountTimeOut() {
+  if (std::exchange(timed_out_, false)) ++shared_.timed_out;
+}
 
 void Connection::Check(engine::TimePoint now) {
   if (now >= deadline_) {
@@ -318,7 +324,7 @@ Task<> Connection::Serve() {
     }
   }
   SetIdle(false);
-  if (timed_out_) ++shared_.timed_out;
+  CountTimeOut();
   Abort();
 }
 
@@ -356,8 +362,7 @@ Task<bool> Connection::ServeOne() {
       refusal.has_value() ? Answered(*std::move(refusal))
                           : shared_.handler->Handle(std::move(request), Waker());
   const bool again = co_await Respond(*exchange, head_only, keep_alive, http10);
-  // Before the exchange goes: by then the response that was not read is counted.
-  if (!again && std::exchange(timed_out_, false)) ++shared_.timed_out;
+  CountTimeOut();  // before the exchange goes, and before Linger waits
   exchange.reset();
   if (!again && !complete) co_await Linger();
   co_return again;
