@@ -62,6 +62,19 @@ TEST_F(EngineTest, TokensEqualAPlainLoopOverTheModel) {
   EXPECT_EQ(reply.text, TestTokenizer().Decode(reply.tokens, true));
 }
 
+// A client that has its first token finds its request among those that run, and at its end no longer.
+TEST_F(EngineTest, StatisticsComeBeforeEvents) {
+  Make();
+  std::vector<int64_t> running;
+  const auto output = std::make_shared<OutputQueue>(
+      100, [&] { running.push_back(engine_->stats().running); }, nullptr);
+  Request request = MakeRequest(1, Prompt(5), 3);
+  request.arrival = clock_.Now();
+  ASSERT_TRUE(engine_->Submit(std::move(request), output).ok());
+  StepUntilIdle(*engine_);
+  EXPECT_EQ(running, (std::vector<int64_t>{1, 1, 0}));
+}
+
 TEST_F(EngineTest, TheSizeOfChunksDoesNotMatter) {
   const Request request = MakeRequest(1, Prompt(50), 12);
   const Reply alone = RunAlone(request);

@@ -1,9 +1,13 @@
 #include "engine/grammar/grammar.h"
 
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <functional>
 #include <set>
 
 #include "engine/grammar/grammar_check.h"
+#include "engine/grammar/grammar_worker.h"
 #include "tests/unit/engine/grammar_testing.h"
 
 namespace winnow::engine {
@@ -141,6 +145,23 @@ TEST(GrammarFaultTest, EndsItsOwnRequestAndNobodyElses) {
   EXPECT_EQ(of_nothing.Read().last.error_code, absl::StatusCode::kInvalidArgument);
   EXPECT_NE(of_nothing.reply.last.error.find("allows no token"), std::string::npos);
   EXPECT_EQ(of_none.Read().last.finish, FinishReason::kMaxTokens);
+}
+
+// An answer that is there has come in time, however late it is read; one that comes in parts is asked about.
+TEST(GrammarWorkerTest, AFrameThatIsThereIsReadWithoutAsking) {
+  int sockets[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);
+  const auto too_late = [] { return absl::InvalidArgumentError("too late"); };
+  ASSERT_TRUE(WriteGrammarFrame(sockets[0], 7, "an answer").ok());
+  GrammarFrame frame;
+  const absl::Status read = ReadGrammarFrame(sockets[1], 100, too_late, &frame);
+  EXPECT_TRUE(read.ok()) << read;
+  EXPECT_EQ(frame.bytes, "an answer");
+  ASSERT_EQ(write(sockets[0], "\7\0", 2), 2);  // of a frame's head
+  EXPECT_EQ(MessageOf(ReadGrammarFrame(sockets[1], 100, too_late, &frame)), "too late");
+  close(sockets[0]);
+  EXPECT_TRUE(absl::IsUnavailable(ReadGrammarFrame(sockets[1], 100, too_late, &frame)));
+  close(sockets[1]);
 }
 
 // The tests below need xgrammar. CMake says why it has none; these tests are not there then.

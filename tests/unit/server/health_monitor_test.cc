@@ -66,6 +66,32 @@ TEST(HealthMonitor, HasSaidItsFirstAnswerOnceItIsThere) {
   }
 }
 
+// A server that fails and goes at once has told its watchers why.
+TEST(HealthMonitor, TellsOfTheLastChangeBeforeItGoes) {
+  FakeClock clock;
+  absl::Mutex mutex;
+  int looks = 0;
+  bool failed = false;
+  std::vector<bool> said;
+  {
+    const HealthMonitor monitor(
+        [&] {
+          const absl::MutexLock lock(&mutex);
+          ++looks;
+          engine::EngineStats stats = Beating(seconds(0));
+          stats.failed = failed;
+          return stats;
+        },
+        clock, seconds(30), [&](bool serving) { said.push_back(serving); });
+    // The constructor has looked, and its thread: the next look is a while away.
+    const absl::MutexLock lock(&mutex);
+    const auto has_looked = [&looks] { return looks >= 2; };
+    mutex.Await(absl::Condition(&has_looked));
+    failed = true;
+  }
+  EXPECT_EQ(said, (std::vector<bool>{true, false}));
+}
+
 TEST(HealthMonitor, SaysSoWhenAnEngineStallsAndWhenItComesBack) {
   FakeClock clock;
   std::atomic<int64_t> heartbeat = 1000;
