@@ -63,7 +63,7 @@ int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::
     tell();
     ServeWhileLeaving(config, log, signals, engine, reload);
   }
-  // In this order, so that whoever reads the log or asks for health finds that new calls are refused.
+  // Calls are refused before health and the log say so.
   engine.BeginDrain();
   front_ends.BeginDrain();
   if (asked_by.has_value() && !delayed) tell();

@@ -34,7 +34,7 @@ void HealthMonitor::Watch() {
   const engine::Duration pause =
       std::min<engine::Duration>(std::chrono::milliseconds(100), timeout_ / 4);
   const engine::MutexLock lock(mutex_);
-  // Once more at the end: what happened since the last look is told, too.
+  // The last round comes after `stopping_` is set, and tells of changes since the round before.
   for (bool last = false; !last;) {
     last = stopping_;
     const bool serving = IsServing(stats_(), clock_.Now(), timeout_);

@@ -8,7 +8,7 @@
 //     david: {trust_domain: research, requests: 8}
 //
 //   weight          its share of the model against others that wait; 1 unless it is given
-//   requests        calls whose end is not sent
+//   requests        calls that have not ended
 //   waiting_tokens  prompt tokens of its requests that wait
 //   running_tokens  prompt and max_tokens of its requests, waiting or running
 //   store_bytes     of its KV that the store of slower tiers keeps; what comes beyond is not kept

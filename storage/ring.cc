@@ -175,7 +175,7 @@ void Ring::Poll(nanoseconds wait, std::vector<IoResult>* results) {
       if (op.deadline_ns != 0) until(op.deadline_ns);
     }
   }
-  // A transfer that was begun again above must be on its way before it is waited for.
+  // Transfers that were begun again above are handed over before they are waited for.
   if (wait.count() > 0) (void)engine_->Flush();
   Reap(wait, results);
   if (with_deadline_ > 0) ReportLate(results);

@@ -194,7 +194,7 @@ absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::CompileNow(
   if (status.ok()) {
     status = ReadGrammarFrame(worker_->fd, options_.compiled_bytes, within_bounds, &frame);
   }
-  // Also of one that answered before it was asked: it would keep its memory for all that come after.
+  // A worker that answers at once was not asked while it compiled, and would keep the memory that it took.
   if (status.ok()) status = within_memory();
   if (!status.ok()) {
     worker_.reset();  // whatever it does, nobody waits for it

@@ -56,7 +56,7 @@ absl::Status ReadSome(int fd, size_t count, const std::function<absl::Status()>&
     if (got <= 0) return absl::UnavailableError("the other end is gone");
     out->append(buffer, static_cast<size_t>(got));
     count -= static_cast<size_t>(got);
-    // Else one that sends a little at a time would never be judged.
+    // A worker that sends a little at a time is asked about between the parts.
     if (count > 0 && go_on != nullptr) WINNOW_RETURN_IF_ERROR(go_on());
   }
   return absl::OkStatus();

@@ -177,7 +177,7 @@ void Engine::Cancel(RequestId id) { queue_.Cancel(id); }
 
 void Engine::BeginDrain() {
   queue_.Close("the server is draining");
-  draining_ = true;  // whoever sees it finds the queue closed
+  draining_ = true;  // after the queue is closed, because health is told of it
 }
 
 void Engine::Wake() { queue_.Wake(); }
@@ -833,7 +833,7 @@ void Engine::Emit() {
     events_.emplace_back(sequence->output, std::move(event));
   }
   std::erase_if(sequences_, [](const auto& sequence) { return sequence->ended; });
-  // Whoever sees an event finds its request in the statistics: as running, or at the last one its blocks free.
+  // Statistics come before events: a request counts as running at its first one, and its blocks as free at its last one.
   Publish();
   for (auto& [output, event] : events_) output->Push(std::move(event));
   events_.clear();

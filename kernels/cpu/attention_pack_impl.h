@@ -25,8 +25,8 @@ inline T Min(T a, T b) {
   return a < b ? a : b;
 }
 
-// Hands out addresses one cache line after the other, each to be asked for: into the second-level cache, as the first one keeps so few
-// misses in flight that a core that shares it waits for them (docs/results/kernels.md).
+// Prefetches cache lines one after the other, into L2: L1 keeps few misses in flight, and half of those beside a busy sibling
+// thread (docs/results/kernels.md).
 struct Prefetcher {
   const std::byte* next;
   const std::byte* end;

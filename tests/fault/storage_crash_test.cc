@@ -173,7 +173,7 @@ class StorageCrash : public testing::Test {
     // What is promised and what is erased holds for a rebuilt index, too.
     if (seed % 5 == 0) fs::remove_all(directory + "/index");
     DiskStoreOptions options = CrashOptions(directory, evicts);
-    // In the machine's own time: a slow disk is neither a miss, nor does it keep the next child out.
+    // A machine that is slow must neither miss a block, nor keep the next child out.
     options.read_deadline_ns = options.close_limit_ns = 60'000'000'000;
     auto store = DiskStore::Open(options, &clock_);
     ASSERT_TRUE(store.ok()) << store.status();
@@ -207,8 +207,7 @@ class StorageCrash : public testing::Test {
     EXPECT_EQ((*store)->stats().used_bytes, bytes);
     EXPECT_LE(bytes, options.capacity_bytes);
   }
-  // So many lives, and more while they leave too little to be held to: on a busy machine a child does
-  // not get far before it is killed.
+  // Runs `rounds` lives, and more while too little was found: on a busy machine a child does not get far before it is killed.
   void Rounds(int rounds, const std::function<void()>& round) {
     const auto enough = [this] { return found_ > 100 && claims_ > 100; };
     for (int i = 0; i < rounds || (!enough() && i < 10 * rounds); ++i) {

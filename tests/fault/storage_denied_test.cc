@@ -36,8 +36,8 @@ class StorageDenied : public DiskStoreTest {
     const MutexLock lock(index_->mutex);
     index_->denies = std::move(denies);
   }
-  // Until nothing moves inside. An index that failed is asked again a second later, by a clock that stands: it
-  // moves when nothing else has for a while.
+  // Polls until nothing moves inside. An index that failed is asked again a second later, so the clock, which stands, is moved
+  // when nothing else has moved for a while.
   void SettleInTime() {
     auto still_since = std::chrono::steady_clock::now();
     PollUntil([&] {

@@ -188,7 +188,7 @@ class WatchfulDevice final : private std::unique_ptr<kernels::Backend>, public P
 class SpillTest : public kv_tiers::PrefixTest {
  protected:
   SpillTest() {
-    // Certain work, also where a sanitizer leaves few: long answers that read what they choose and what is predicted.
+    // Two long answers that choose rows and have some predicted, however few requests a sanitizer leaves.
     for (size_t i = 0; i < 2; ++i) {
       std::vector<int32_t>& prompt = requests_[i].prompt;
       prompt.resize(std::min<size_t>(prompt.size(), 350));

@@ -20,7 +20,7 @@ class LogitSelectTest : public EachIsa {
     }
     return queries;
   }
-  // As MeasureSelectionRef has it, of scores of mid, whose first token is `first`.
+  // Intersection over union as MeasureSelectionRef computes it, from the scores of mid, whose first token is `first`.
   static double Iou(std::span<const double> scores, int32_t first,
                     const std::vector<int32_t>& chosen) {
     std::vector<int32_t> both, wanted = TopKRef(scores, static_cast<int64_t>(chosen.size()));

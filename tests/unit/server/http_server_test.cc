@@ -357,7 +357,7 @@ TEST_F(HttpServerTest, AStreamWithNothingToSayIsPinged) {
   Socket client(port());
   client.Send("GET /silent HTTP/1.1\r\n\r\n");
   for (int i = 0; i < 2; ++i) {
-    // From then on the time until the next ping runs: one step of the clock makes one ping.
+    // The time until the next ping runs once the stream waits: one step of the clock makes one ping.
     ASSERT_TRUE(Eventually([&] { return seen().waits.load(); }));
     clock_.Advance(std::chrono::seconds(16));
     EXPECT_THAT(client.ReadUntil("ping\r\n"), HasSubstr("4\r\nping\r\n"));

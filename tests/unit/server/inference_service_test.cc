@@ -533,7 +533,7 @@ TEST(InferenceService, SlowReaderLosesItsRequestAndOthersGoOn) {
   EXPECT_TRUE(Generate(*server.Stub(), CountingRequest("Another", 50)).status.ok());
   EXPECT_TRUE(Eventually([&] { return server.engine().stats().paused == 1; }));
   EXPECT_GT(server.engine().stats().blocks_used, 0);
-  // Again and again, because that pause may have been a passing one.
+  // The clock moves until it works, because that pause may have been a passing one.
   EXPECT_TRUE(Eventually([&] {
     server.Advance(std::chrono::minutes(11));
     return server.engine().stats().blocks_used == 0;
@@ -554,7 +554,7 @@ TEST(InferenceService, StreamThatIsNeverReadIsGivenUpAlsoWhenItsSequenceIsFinish
   const auto max_tokens = static_cast<size_t>(engine::FinishReason::kMaxTokens);
   EXPECT_TRUE(Eventually([&] { return server.engine().stats().finished[max_tokens] == 1; }));
   EXPECT_EQ(server.generator().calls(), 1u);
-  // Again and again, because the write that is under way may still come to an end.
+  // The clock moves until it works, because the write that is under way may still come to an end.
   EXPECT_TRUE(Eventually([&] {
     server.Advance(std::chrono::minutes(11));
     return server.generator().calls() == 0;

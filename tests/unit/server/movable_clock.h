@@ -17,7 +17,7 @@ class MovableClock final : public engine::Clock {
     return stands_at_.value_or(std::chrono::steady_clock::now()) + engine::Duration(added_.load());
   }
   void Advance(engine::Duration by) { added_ += by.count(); }
-  // From now on it moves by Advance alone. Before other threads read it.
+  // Stops it: it moves by Advance alone then. Called before other threads read it.
   void Stand() { stands_at_ = std::chrono::steady_clock::now(); }
 
  private:
