@@ -127,8 +127,9 @@ class Hangup(unittest.TestCase):
                 file.write_text("log_level: warn\nmax_running: 5\n")
                 server.signal(signal.SIGHUP)
                 self.assertEqual(self.reloaded(server, 1)[-1]["log_level"], "warn")
-                # The line about it is written before: after it no line of its level is.
+                # The level changes after that line, which it would keep out.
                 eventually(lambda: not self.heard(server), "requests have no lines")
+                self.assertFalse(self.heard(server))
                 file.write_text("log_level: loud\n")
                 server.signal(signal.SIGHUP)
                 bad = self.reloaded(server, 2)[-1]
