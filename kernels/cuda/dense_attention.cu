@@ -487,17 +487,24 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes, 2)
   }
 }
 
+// Splits whose states make up a row of `token`. Where states have gaps (SplitByWarps), the sum of those that the row sees may be at
+// one that only the chunk's later rows see; what it sees nothing of weighs nothing.
+__device__ __forceinline__ int32_t SplitsToMerge(const DeviceChunk& chunk, int32_t token,
+                                                 bool have_gaps) {
+  return DenseSplits(chunk.position + (have_gaps ? chunk.num_tokens : token + 1));
+}
+
 // A block merges 32 channels of a row's splits, from left to right. What a split and those before it count for
 // follows from the largest score so far, which is found for many splits side by side: only multiply-adds are left
 // to do one after the other, by one warp, over values that are in shared memory by then. A split that weighs
-// nothing is left out; `has_gaps`: many do, and their values need not be read.
+// nothing is left out; `have_gaps`: many do, and their values need not be read.
 constexpr int kMergeThreads = 128;
 constexpr int kMergeSplits = 2 * kMergeThreads;  // at a time, and as many on their way
 constexpr int kMergeChannels = 32;
 constexpr float kLeftOut = -1.0f;
 
 __global__ void __launch_bounds__(kMergeThreads)
-    MergeSplitsKernel(const __grid_constant__ Args args, int32_t head_dim, int32_t has_gaps) {
+    MergeSplitsKernel(const __grid_constant__ Args args, int32_t head_dim, int32_t have_gaps) {
   LetNextStart();
   extern __shared__ uint4 shared4[];  // values [2][min(splits, kMergeSplits)][32]
   __shared__ float lefts[kMergeSplits], rights[kMergeSplits], right_sums[kMergeSplits];
@@ -514,7 +521,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   WaitForEarlier();
   if (row >= chunk.num_tokens * group) return;
   const int32_t token = args.group.Divide(row);
-  const int32_t splits = DenseSplits(chunk.position + token + 1);
+  const int32_t splits = SplitsToMerge(chunk, token, have_gaps != 0);
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const int warp = thread / kLanes, lane = thread % kLanes;
   const int64_t place =
@@ -531,7 +538,7 @@ __global__ void __launch_bounds__(kMergeThreads)
       const int32_t split = i / 8, piece = i % 8;
       if (piece < pieces) {
         CopyAsync16(to + i * 16, parts + int64_t{first + split} * head_dim + piece * 4,
-                    has_gaps == 0 || part_ends[first + split].y != 0.0f);
+                    have_gaps == 0 || part_ends[first + split].y != 0.0f);
       }
     }
     CommitCopies();
@@ -610,7 +617,8 @@ constexpr int kMergeWarps = 4;
 constexpr int32_t kFewSplits = 8;
 
 __global__ void __launch_bounds__(kMergeWarps* kLanes)
-    MergeFewSplitsKernel(const __grid_constant__ Args args, int32_t head_dim, int32_t tile_rows) {
+    MergeFewSplitsKernel(const __grid_constant__ Args args, int32_t head_dim, int32_t tile_rows,
+                         int32_t have_gaps) {
   LetNextStart();
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int32_t index = static_cast<int32_t>(blockIdx.x) * kMergeWarps + warp;
@@ -621,7 +629,7 @@ __global__ void __launch_bounds__(kMergeWarps* kLanes)
   WaitForEarlier();
   if (kv_head >= args.kv_heads || row >= chunk.num_tokens * group || 4 * lane >= head_dim) return;
   const int32_t token = args.group.Divide(row);
-  const int32_t splits = DenseSplits(chunk.position + token + 1);
+  const int32_t splits = SplitsToMerge(chunk, token, have_gaps != 0);
   const int64_t place =
       ((int64_t{blockIdx.z} * args.kv_heads + kv_head) * kWarpRows + row_of_tile) * args.splits;
   const float* parts = args.parts + place * head_dim + 4 * lane;
@@ -705,7 +713,8 @@ cudaError_t LaunchSideBySide(const DenseAttentionShape& shape, Args& args,
     return Launch(
         MergeFewSplitsKernel,
         dim3(static_cast<unsigned>(CeilDiv(warps, kMergeWarps)), 1, shape.num_chunks * args.tiles),
-        kMergeWarps * kLanes, 0, stream, false, args, kHeadDim, static_cast<int32_t>(tile_rows));
+        kMergeWarps * kLanes, 0, stream, false, args, kHeadDim, static_cast<int32_t>(tile_rows),
+        static_cast<int32_t>(by_warps));
   }
   const size_t merge_bytes = size_t{2} * 4 * kMergeChannels * std::min(args.splits, kMergeSplits);
   const auto blocks = static_cast<unsigned>(tile_rows * CeilDiv(kHeadDim, kMergeChannels));

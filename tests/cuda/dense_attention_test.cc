@@ -218,6 +218,36 @@ TEST_F(CudaDenseAttentionTest, FewRowsOfManyChunksHaveTheBitsOfAnyDevicesKernels
   }
 }
 
+// Chunks that lie on a split's border: of the last split their first rows see nothing. So many that blocks take several
+// splits of a head.
+TEST_F(CudaDenseAttentionTest, ARowBeforeASplitsBorderHasAllThatItSees) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 12; ++round) {
+    const bool many_splits = round >= 6;  // they are merged by another kernel
+    const int32_t d = round % 2 == 0 ? 128 : 64, num_chunks = many_splits ? 200 : 1000;
+    const KvLayout layout{2, d, 64, kCudaKvTypes[round % 3]};
+    const auto tokens = static_cast<int32_t>(random_.Int(2, 8)), group = 8 / tokens;
+    const int32_t n = many_splits ? 6000 : 1500;
+    PagedKv kv(random_, layout, {n});
+    const auto pool = UploadPool(kv);
+    const DeviceArray<int32_t> table(kv.table(0));
+    std::vector<DeviceChunk> host_chunks;
+    for (int32_t i = 0; i < num_chunks; ++i) {
+      const auto border = static_cast<int32_t>(256 * random_.Int(many_splits ? 9 : 1, n / 256 - 1));
+      const auto before = static_cast<int32_t>(random_.Int(1, tokens - 1));
+      host_chunks.push_back({table.data(), i * tokens, tokens, border - before});
+    }
+    SCOPED_TRACE(testing::Message() << "d " << d << " G " << group << ", " << tokens << " tokens");
+    const DeviceArray<DeviceChunk> chunks(host_chunks);
+    Matrix q =
+        Matrix::Normal(random_, int64_t{num_chunks} * tokens, int64_t{layout.kv_heads} * group * d);
+    DenseAttentionShape shape{num_chunks, tokens, n, group, layout, DenseWay::kSideBySide};
+    const Matrix here = RunShape(shape, q, chunks, pool);
+    shape.portable = true;
+    ASSERT_TRUE(SameBits(here, RunShape(shape, q, chunks, pool)));
+  }
+}
+
 // For 8-bit types: the bits of attention over their values, rounded to bfloat16, either way and by either kind of kernel.
 TEST_F(CudaDenseAttentionTest, CodesGiveTheBitsOfTheirRoundedValues) {
   SCOPED_TRACE(Seed());
