@@ -177,7 +177,7 @@ __device__ __forceinline__ void StartRows(const uint8_t* const* rows, int32_t co
       if (row != nullptr) {
         const uint32_t scales = ScalesOf<kKv>(row, d);
         pairs = PairsOf<kKv>(reinterpret_cast<const uint32_t*>(row)[word],
-                             is_key ? TwiceKeyScale(scales) : TwiceValueScale(scales));
+                             TwiceScale<kKv>(scales, !is_key));
       }
       *reinterpret_cast<uint2*>(to) = pairs;
     }

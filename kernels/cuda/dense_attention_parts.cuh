@@ -106,30 +106,51 @@ struct CodeRows {
   // of a row's K or V. Rows from `seen` on, whatever lies there, are zeros.
   template <int kThreads, typename Put>
   static __device__ __forceinline__ void Widen(uint32_t unit, int32_t seen, Put put) {
+    if (seen >= kDenseUnitTokens) {
+      WidenRows<kThreads, true>(unit, seen, put);
+    } else {
+      WidenRows<kThreads, false>(unit, seen, put);
+    }
+  }
+
+ private:
+  template <int kThreads, bool kAllSeen, typename Put>
+  static __device__ __forceinline__ void WidenRows(uint32_t unit, int32_t seen, Put put) {
     constexpr int kWords = kHeadDim / 2, kKeyWords = kHeadDim / 4;  // of a row
-    static_assert(kDenseUnitTokens * kWords % kThreads == 0);
+    constexpr int kMine = kDenseUnitTokens * kWords / kThreads;
+    // Words that are loaded before the first is put: a load waits for stores before it.
+    constexpr int kAtOnce = kHeadDim == 128 ? 8 : kMine % 4 == 0 ? 4 : 2;
+    static_assert(kDenseUnitTokens * kWords % kThreads == 0 && kMine % kAtOnce == 0);
     const auto thread = static_cast<int32_t>(threadIdx.x) % kThreads;
-#pragma unroll 8
-    for (int i = 0; i < kDenseUnitTokens * kWords / kThreads; ++i) {
-      const int32_t at = i * kThreads + thread, row = at / kWords, word = at % kWords;
-      const bool is_value = word >= kKeyWords;
-      const uint32_t of_row = unit + row * kRowBytes;
-      uint32_t codes, scales;
-      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(codes) : "r"(of_row + word * 4) : "memory");
-      asm volatile("ld.shared.u32 %0, [%1];"
-                   : "=r"(scales)
-                   : "r"(of_row + 2 * kHeadDim)
-                   : "memory");
-      scales = row < seen ? scales : 0;
-      const uint32_t scale = is_value ? TwiceValueScale(scales) : TwiceKeyScale(scales);
-      put(row, is_value, is_value ? word - kKeyWords : word, PairsOf<kKv>(codes, scale));
+    // A thread has the same word of all its rows where that is possible.
+    constexpr bool kSameWord = kThreads % kWords == 0;
+    const auto row_of = [&](int i) {
+      return kSameWord ? i * (kThreads / kWords) + thread / kWords
+                       : (i * kThreads + thread) / kWords;
+    };
+    const auto word_of = [&](int i) {
+      return (kSameWord ? thread : i * kThreads + thread) % kWords;
+    };
+#pragma unroll 1
+    for (int first = 0; first < kMine; first += kAtOnce) {
+      uint32_t codes[kAtOnce], scales[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const uint32_t row = unit + row_of(first + i) * kRowBytes;
+        codes[i] = LoadShared(row + word_of(first + i) * 4);
+        scales[i] = LoadShared(row + 2 * kHeadDim);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int32_t row = row_of(first + i), word = word_of(first + i);
+        const bool is_value = word >= kKeyWords;
+        if (!kAllSeen && row >= seen) scales[i] = 0;
+        put(row, is_value, is_value ? word - kKeyWords : word,
+            PairsOf<kKv>(codes[i], TwiceScale<kKv>(scales[i], is_value)));
+      }
     }
   }
 };
-__device__ __forceinline__ void PutPairs(uint32_t shared, uint2 pairs) {
-  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(shared), "r"(pairs.x), "r"(pairs.y)
-               : "memory");
-}
 
 // What weights are relative to, at most kSlack less than the largest score, and the sum of weights of a
 // thread's rows, lane / 4 and 8 more, over a part of the keys. The

@@ -274,18 +274,16 @@ class SwizzledRing {
 
 // For 8-bit types: codes come to shared memory, two units of them, and become the rows of bfloat16 of one unit there,
 // which all threads make when they meet. kBulk: by the copy engine, where a unit lies in one piece.
-template <DType kKv, int kHeadDim, int kThreads, bool kBulk,
-          typename RowsOfUnit = PaddedRows<kHeadDim>>
+template <DType kKv, int kHeadDim, int kThreads, bool kBulk>
 class CodesRing {
  public:
-  using Rows = RowsOfUnit;
+  using Rows = PaddedRows<kHeadDim>;
   using Codes = CodeRows<kKv, kHeadDim>;
   struct Source {
     int32_t unused = 0;
   };
   static constexpr int kRowBytes = Codes::kRowBytes;
-  static constexpr size_t kSharedBytes =
-      2 * size_t{Codes::kUnitBytes} + Rows::kUnitBytes + (Rows::kStageAlignment - 16);
+  static constexpr size_t kSharedBytes = 2 * size_t{Codes::kUnitBytes} + Rows::kUnitBytes;
 
   __device__ CodesRing(const Args& args, const Source&, const int32_t* table, int32_t kv_head,
                        int32_t visible, uint32_t shared)
@@ -293,8 +291,7 @@ class CodesRing {
         table_(table),
         head_(args.pool + kv_head * args.head_bytes),
         visible_(visible),
-        rows_((shared + Rows::kStageAlignment - 1) / Rows::kStageAlignment *
-              Rows::kStageAlignment) {
+        rows_(shared) {
     if constexpr (kBulk) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
       __shared__ alignas(8) uint64_t barriers[2];
@@ -320,9 +317,8 @@ class CodesRing {
     }
     Codes::template Widen<kThreads>(Stage(unit), visible_ - unit * kDenseUnitTokens,
                                     [&](int32_t row, bool is_value, int32_t word, uint2 pairs) {
-                                      PutPairs(rows_ + Rows::WordAt(row, is_value, word), pairs);
+                                      StoreShared(rows_ + Rows::WordAt(row, is_value, word), pairs);
                                     });
-    FenceForGroups();
     __syncthreads();
     Start(unit + 2, units);
     return rows_;

@@ -14,12 +14,14 @@
 // H200, d 128, G 4, us of a layer (a read loop's: 118 for 64 sequences of 2K and for 128K, 472 for 256, 709 for 24 of 32K), by
 // dense_attention.cu's kernel; as it is; and on the way here:
 //   64 of 2K; 256 of 2K; 24 of 32K; 128K    175; 614; 810; 143 to 155; now 126; 502; 766; 135 to 145
-//   the same of int8, 24 of 32K; 128K       1,023; 182; now 542; 136
+//   the same of int8, 24 of 32K; 128K       1,023; 182; now 542; 136,
+//     and since then, with fewer instructions to a code (kv_rows.cuh), 450; 86. fp8 at 128K 118, now 102
 //   64 of 2K, 256 of 2K: blocks of a few splits each, with keys and values of two units on their way to three blocks of a
 //     multiprocessor 149, 548; shares of all units 144, 553; matrices loaded ahead 142, 542; three halves of units for four
 //     blocks, and the place of the next block not waited for, 142, 528; keys and values first to leave L2 136, 526; splits
 //     added up here -, 503; without states at all 129, 479. One row of a state after the other in whole lines: the same
-//   int8, 24 of 32K; 128K: two units on their way to six blocks 850; 197, one to twelve as it is
+//   int8, 24 of 32K; 128K: two units on their way to six blocks 850; 197, one to twelve as it is; codes of the next 16 tokens
+//     loaded ahead: the same
 //   the first 256 tokens of each block brought to L2 before the queries are there, in place of 64: more than L2 holds,
 //     128K 149 in place of 145
 //

@@ -8,23 +8,134 @@
 // took 146, and 9 took 307 with matrix instructions of a warp. The rest was states of splits, of which longer ones have a third
 // (dense_splits.h). With those of four splits of 256 merged here the order of sums has another level, for which the kernel of
 // prompts has no registers: its sums waited in `out`, and prompts of 32K went at 0.87 of their speed. Two blocks with three stages each, because three would spill with d 128.
+//
+// The same of int8, 9 tokens: 243, where one warpgroup made a unit's bfloat16 and multiplied it by turns; with a second one that
+// makes them 175; all that a thread loads before what it stores 160; fewer instructions to a word (kv_rows.cuh) 141.
 #include "kernels/cuda/dense_attention_splits.cuh"
 
 namespace winnow::kernels::cuda::dense {
 namespace {
 
-constexpr int kThreads = kSplitWarps * kLanes;
-constexpr int kBlocks = 2;  // of a multiprocessor
-template <int kHeadDim>
-using PlainRing = SwizzledRing<kHeadDim, 3>;
+constexpr int kThreads = kSplitWarps * kLanes;  // that multiply
+constexpr int kBlocks = 2;                      // of a multiprocessor
 static_assert(kSplitWarps == 4 && kTilesTogether == kSplitWarps);
 
-template <int kHeadDim, typename Ring>
-__global__ void __launch_bounds__(kThreads, kBlocks)
-    SplitGroupKernel(const __grid_constant__ Args args,
-                     const __grid_constant__ typename Ring::Source source) {
+// How a block's units come to shared memory:
+//
+//   kFillers             threads of the block beside those that multiply
+//   Begin(first, units)  called by those that multiply, Fill(first, units) by the fillers
+//   Next(unit, units)    the unit's place, once it is there
+//   Done(unit)           the thread has waited for what reads it
+//
+// Bfloat16, by the copy engine alone.
+template <int kHeadDim>
+class PlainUnits : public SwizzledRing<kHeadDim, 3> {
+ public:
+  static constexpr int kFillers = 0;
+  using SwizzledRing<kHeadDim, 3>::SwizzledRing;
 #ifdef WINNOW_WGMMA
-  using Rows = typename Ring::Rows;
+  __device__ void Done(int32_t /*unit*/) { __syncthreads(); }
+#endif
+};
+// 8-bit types: a second warpgroup makes bfloat16 of a unit's codes while the first multiplies the unit before.
+template <DType kKv, int kHeadDim>
+class WidenedUnits {
+ public:
+  using Rows = SwizzledRows<kHeadDim>;
+  using Codes = CodeRows<kKv, kHeadDim>;
+  struct Source {
+    int32_t unused = 0;
+  };
+  static constexpr int kFillers = kThreads, kRowBytes = Codes::kRowBytes, kStages = 2;
+  static constexpr size_t kSharedBytes =
+      kStages * (size_t{Rows::kUnitBytes} + Codes::kUnitBytes) + (Rows::kStageAlignment - 16);
+
+#ifdef WINNOW_WGMMA
+  __device__ WidenedUnits(const Args& args, const Source&, const int32_t* table, int32_t kv_head,
+                          int32_t visible, uint32_t shared)
+      : args_(args),
+        table_(table),
+        head_(args.pool + kv_head * args.head_bytes),
+        visible_(visible),
+        rows_((shared + Rows::kStageAlignment - 1) / Rows::kStageAlignment *
+              Rows::kStageAlignment) {
+    __shared__ alignas(8) uint64_t barriers[3 * kStages];
+    barriers_ = SharedAddress(barriers);
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kStages; ++i) {
+        InitBarrier(barriers_ + kCopied + i * 8);
+        InitBarrier(barriers_ + kFilled + i * 8, kFillers);
+        InitBarrier(barriers_ + kEmptied + i * 8, kSplitWarps);
+      }
+      FenceBarriers();
+    }
+    __syncthreads();
+  }
+
+  __device__ void Begin(int32_t first, int32_t /*units*/) { first_ = first; }
+  __device__ uint32_t Next(int32_t unit, int32_t /*units*/) const {
+    WaitForPhase(barriers_ + kFilled + StageOf(unit) * 8, ParityOf(unit));
+    return rows_ + StageOf(unit) * Rows::kUnitBytes;
+  }
+  __device__ void Done(int32_t unit) const {
+    __syncwarp();
+    if (threadIdx.x % kLanes == 0) Arrive(barriers_ + kEmptied + StageOf(unit) * 8);
+  }
+
+  __device__ void Fill(int32_t first, int32_t units) {
+    first_ = first;
+    for (int32_t i = 0; i < kStages; ++i) StartCopy(first + i, units);
+    for (int32_t unit = first; unit < units; ++unit) {
+      const uint32_t stage = StageOf(unit), parity = ParityOf(unit);
+      WaitForPhase(barriers_ + kCopied + stage * 8, parity);
+      WaitForPhase(barriers_ + kEmptied + stage * 8, parity ^ 1);
+      Codes::template Widen<kFillers>(
+          CodesAt(stage), visible_ - unit * kDenseUnitTokens,
+          [&](int32_t row, bool is_value, int32_t word, uint2 pairs) {
+            StoreShared(rows_ + stage * Rows::kUnitBytes + Rows::WordAt(row, is_value, word),
+                        pairs);
+          });
+      FenceSharedWrites();
+      Arrive(barriers_ + kFilled + stage * 8);
+      // All fillers have read the codes.
+      asm volatile("bar.sync 1, %0;" ::"n"(kFillers) : "memory");
+      StartCopy(unit + kStages, units);
+    }
+  }
+
+ private:
+  static constexpr uint32_t kCopied = 0, kFilled = 8 * kStages, kEmptied = 16 * kStages;
+
+  __device__ uint32_t StageOf(int32_t unit) const { return (unit - first_) % kStages; }
+  __device__ uint32_t ParityOf(int32_t unit) const { return (unit - first_) / kStages % 2; }
+  __device__ uint32_t CodesAt(uint32_t stage) const {
+    return rows_ + kStages * Rows::kUnitBytes + stage * Codes::kUnitBytes;
+  }
+  __device__ void StartCopy(int32_t unit, int32_t units) const {
+    if (threadIdx.x != kThreads || unit >= units) return;
+    const int32_t token = unit * kDenseUnitTokens, block = args_.block_tokens.Divide(token);
+    const uint32_t barrier = barriers_ + kCopied + StageOf(unit) * 8;
+    ArriveExpecting(barrier, Codes::kUnitBytes);
+    BulkCopy(CodesAt(StageOf(unit)),
+             head_ + table_[block] * args_.block_bytes +
+                 int64_t{token - block * args_.block_tokens.divisor()} * kRowBytes,
+             Codes::kUnitBytes, barrier);
+  }
+
+  const Args& args_;
+  const int32_t* table_;
+  const uint8_t* head_;
+  int32_t visible_, first_ = 0;
+  uint32_t rows_, barriers_;  // [kStages] units' rows, behind which lie the codes
+#endif
+};
+
+template <int kHeadDim, typename Units>
+__global__ void __launch_bounds__(kThreads + Units::kFillers, kBlocks)
+    SplitGroupKernel(const __grid_constant__ Args args,
+                     const __grid_constant__ typename Units::Source source) {
+#ifdef WINNOW_WGMMA
+  using Rows = typename Units::Rows;
   extern __shared__ uint4 shared4[];
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, pair = lane % 4 * 2;
   const auto kv_head = static_cast<int32_t>(blockIdx.y);
@@ -39,10 +150,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int32_t last_row = min(first_row + args.tiles_per_set * kWarpRows, num_rows) - 1;
   const auto [visible, first_unit, units] = UnitsOf(args, chunk, last_row);
   if (first_unit >= units) return WaitForEarlier();
-  PrefetchTokens<kSplitWarps * kLanes, 256>(args, chunk, kv_head, first_unit, visible,
-                                            Ring::kRowBytes);
-  Ring ring(args, source, chunk.block_table, kv_head, visible, SharedAddress(shared4));
+  PrefetchTokens<kThreads + Units::kFillers, 256>(args, chunk, kv_head, first_unit, visible,
+                                                  Units::kRowBytes);
+  Units ring(args, source, chunk.block_table, kv_head, visible, SharedAddress(shared4));
   WaitForEarlier();
+  if constexpr (Units::kFillers > 0) {
+    if (threadIdx.x >= kThreads) {
+      GiveUpRegisters<64>();
+      return ring.Fill(first_unit, units);
+    }
+    TakeRegisters<184>();
+  }
   ring.Begin(first_unit, units);
 
   // A warp without rows takes part in the products alone.
@@ -107,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       }
       sums = RowSums();
     }
-    __syncthreads();
+    ring.Done(unit);
   }
 #endif
 }
@@ -115,16 +233,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 template <DType kKv, int kHeadDim>
 cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, const CUtensorMap* map,
                      Stream stream) {
-  const auto launch = [&]<typename Ring>(const typename Ring::Source& source) {
-    return LaunchSplits(SplitGroupKernel<kHeadDim, Ring>, kThreads, Ring::kSharedBytes,
-                        static_cast<unsigned>(args.tile_sets), shape, args, source, stream);
+  const auto launch = [&]<typename Units>(const typename Units::Source& source) {
+    return LaunchSplits(SplitGroupKernel<kHeadDim, Units>, kThreads + Units::kFillers,
+                        Units::kSharedBytes, static_cast<unsigned>(args.tile_sets), shape, args,
+                        source, stream);
   };
   if constexpr (HasScales(kKv)) {
-    using Ring = CodesRing<kKv, kHeadDim, kThreads, true, SwizzledRows<kHeadDim>>;
-    return launch.template operator()<Ring>({});
+    return launch.template operator()<WidenedUnits<kKv, kHeadDim>>({});
   } else {
     if (map == nullptr) return cudaErrorInvalidValue;
-    return launch.template operator()<PlainRing<kHeadDim>>(*map);
+    return launch.template operator()<PlainUnits<kHeadDim>>(*map);
   }
 }
 
@@ -134,9 +252,9 @@ bool HasGroupSplits(int32_t head_dim) {
   if (head_dim != 64 && head_dim != 128) return false;
   thread_local CodeHere code;
   // The kernel that takes the most.
-  using Ring = CodesRing<DType::kI8, 128, kThreads, true, SwizzledRows<128>>;
-  constexpr size_t kMost = std::max(PlainRing<128>::kSharedBytes, Ring::kSharedBytes);
-  return code.Has(SplitGroupKernel<128, PlainRing<128>>, kMost);
+  constexpr size_t kMost =
+      std::max(PlainUnits<128>::kSharedBytes, WidenedUnits<DType::kI8, 128>::kSharedBytes);
+  return code.Has(SplitGroupKernel<128, PlainUnits<128>>, kMost);
 }
 
 cudaError_t SplitByGroups(const DenseAttentionShape& shape, Args& args, const CUtensorMap* map,

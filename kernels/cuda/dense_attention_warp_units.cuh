@@ -244,13 +244,13 @@ struct CodeUnits {
     for (int t = 0; t < kUnitTiles; ++t) {
       const uint32_t rows[2] = {unit + (t * 16 + lane / 4) * kRowBytes,
                                 unit + (t * 16 + 8 + lane / 4) * kRowBytes};
-      const uint32_t scales[2] = {TwiceKeyScale(Word(rows[0] + 2 * kHeadDim)),
-                                  TwiceKeyScale(Word(rows[1] + 2 * kHeadDim))};
+      const uint32_t scales[2] = {TwiceScale<kKv>(LoadShared(rows[0] + 2 * kHeadDim), false),
+                                  TwiceScale<kKv>(LoadShared(rows[1] + 2 * kHeadDim), false)};
       uint32_t codes[kSteps][2];
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) codes[step][r] = Word(rows[r] + step * 16 + lane % 4 * 4);
+        for (int r = 0; r < 2; ++r) codes[step][r] = LoadShared(rows[r] + step * 16 + lane % 4 * 4);
       }
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -275,15 +275,15 @@ struct CodeUnits {
         for (int i = 0; i < 2; ++i) {
           const int token = t * 16 + half * 8 + lane % 4 * 2 + i;
           rows[2 * half + i] = unit + token * kRowBytes + lane / 4 * 4 + kHeadDim;
-          of_rows[i] = token < seen ? Word(unit + token * kRowBytes + 2 * kHeadDim) : 0;
+          of_rows[i] = token < seen ? LoadShared(unit + token * kRowBytes + 2 * kHeadDim) : 0;
         }
-        scales[half] = __byte_perm(of_rows[0], of_rows[1], 0x7632);
+        scales[half] = PairScales<kKv>(__byte_perm(of_rows[0], of_rows[1], 0x7632));
       }
       uint32_t codes[kSteps / 2][4];
 #pragma unroll
       for (int g = 0; g < kSteps / 2; ++g) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) codes[g][i] = Word(rows[i] + g * 32);
+        for (int i = 0; i < 4; ++i) codes[g][i] = LoadShared(rows[i] + g * 32);
       }
 #pragma unroll
       for (int g = 0; g < kSteps / 2; ++g) {
@@ -297,13 +297,6 @@ struct CodeUnits {
         }
       }
     }
-  }
-
- private:
-  static __device__ __forceinline__ uint32_t Word(uint32_t address) {
-    uint32_t word;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
-    return word;
   }
 #endif
 };

@@ -23,6 +23,13 @@
 //     the same, both                                                                                                 427
 //     the same, both, and no weighing: what matrix instructions of 64 by 64 and their waits leave                    606
 //   two units at a time, 128 keys to a matrix instruction, all sums in registers, whole units by the copy engine     425, 456
+// And on 2026-11-27 (449; 494 for 2048 before 131072; 526 for 512, which this kernel's tiles fill the device with):
+//   three warpgroups of 64 rows, sums of the splits before in `out`                                                  333, 432, 332
+//   the same, sums of the splits before left out                                                                     542, 527, 420
+//   two warpgroups, sums of the splits before in `out`                                                               309, 424, 429
+//
+// 8-bit types, TFLOP/s for 8192 tokens of int8, d 128; d 64: 192; 162, since the copying warpgroup loads all before it stores and
+// takes fewer instructions to a word (kv_rows.cuh) 280; 234.
 #include <algorithm>
 
 #include "kernels/cuda/bulk_copy.cuh"
@@ -131,8 +138,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
         Codes::template Widen<kGroupThreads>(
             codes_at + ready % kCodeStages * Codes::kUnitBytes, visible - ready * kDenseUnitTokens,
             [&](int32_t row, bool is_value, int32_t word, uint2 pairs) {
-              PutPairs(to + (is_value ? kOperand : 0) + PieceAt(row, word / 2) + word % 2 * 8,
-                       pairs);
+              StoreShared(to + (is_value ? kOperand : 0) + PieceAt(row, word / 2) + word % 2 * 8,
+                          pairs);
             });
         tell();
         next_stage();

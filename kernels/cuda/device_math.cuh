@@ -88,6 +88,15 @@ __device__ __forceinline__ void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+__device__ __forceinline__ uint32_t LoadShared(uint32_t shared) {
+  uint32_t word;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(shared) : "memory");
+  return word;
+}
+__device__ __forceinline__ void StoreShared(uint32_t shared, uint2 words) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(shared), "r"(words.x), "r"(words.y)
+               : "memory");
+}
 __device__ __forceinline__ void ClearShared16(uint32_t shared) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(shared), "r"(0) : "memory");
 }

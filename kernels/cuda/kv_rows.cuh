@@ -54,38 +54,46 @@ __device__ __forceinline__ uint32_t MultiplyAddPairs(uint32_t a, uint32_t b, uin
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pairs) : "r"(a), "r"(b), "r"(c));
   return pairs;
 }
+inline constexpr uint32_t kMinusZeros =
+    0x80008000u;  // what is added where a product alone is wanted
 
-// Two bfloat16, as they lie behind a row's codes: K's scale and V's.
-__device__ __forceinline__ uint32_t TwiceKeyScale(uint32_t scales) {
-  return __byte_perm(scales, 0, 0x1010);
-}
-__device__ __forceinline__ uint32_t TwiceValueScale(uint32_t scales) {
-  return __byte_perm(scales, 0, 0x3232);
-}
-
-// Their values as pairs of bfloat16; `scale` twice.
+// Two bfloat16 scales, each a half of `scales`, as PairsOf() takes them: integers come from it in 64ths, exactly.
 template <DType kKv>
-__device__ __forceinline__ uint2 PairsOf(uint32_t codes, uint32_t scale) {
+__device__ __forceinline__ uint32_t PairScales(uint32_t scales) {
+  return kKv == DType::kI8 ? MultiplyAddPairs(scales, 0x42804280u, kMinusZeros) : scales;
+}
+// The same of the two that lie behind a row's codes: K's scale twice, or V's.
+template <DType kKv>
+__device__ __forceinline__ uint32_t TwiceScale(uint32_t scales, bool is_value) {
+  return PairScales<kKv>(__byte_perm(scales, 0, is_value ? 0x3232 : 0x1010));
+}
+
+// Values of four codes as pairs of bfloat16: of each pair the first by the lower half of `scales`, from PairScales().
+template <DType kKv>
+__device__ __forceinline__ uint2 PairsOf(uint32_t codes, uint32_t scales) {
   static_assert(HasScales(kKv));
-  constexpr uint32_t kMinusZero = 0x80008000u;
   uint32_t pairs[2];
+  if constexpr (kKv == DType::kI8) {
+    // 128 + an integer, in eight bits, is a bfloat16 of that many times 2^-133, its exponent's last bit among the eight; so
+    // it is 2^127 times that, less 2, in 64ths: exact, and fewer instructions than to put an exponent before the bits.
+    const uint32_t raised = codes ^ 0x80808080u;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    uint32_t code;
-    if constexpr (kKv == DType::kI8) {
-      // 128 + the lower seven bits, less 128, or 256 for a negative one: all exact.
-      const uint32_t bytes = __byte_perm(codes, 0, i == 0 ? 0x4140 : 0x4342);
-      code = MultiplyAddPairs((bytes & 0x007f007fu) | 0x43004300u, 0x3f803f80u,
-                              (bytes & 0x00800080u) | 0xc300c300u);
-    } else {
-      // The bits of E4M3, moved to those of bfloat16, whose exponents begin 120 lower.
-      const uint32_t bytes = __byte_perm(codes, 0, i == 0 ? 0x1404 : 0x3424);
-      code = MultiplyAddPairs((bytes & 0x80008000u) | (bytes >> 4 & 0x07f007f0u), 0x7b807b80u,
-                              kMinusZero);
+    for (int i = 0; i < 2; ++i) {
+      pairs[i] = MultiplyAddPairs(__byte_perm(raised, 0, i == 0 ? 0x4140 : 0x4342), 0x7f007f00u,
+                                  0xc000c000u);
     }
-    pairs[i] = MultiplyAddPairs(code, scale, kMinusZero);
+  } else {
+    // The bits of E4M3, moved to those of bfloat16, whose exponents begin 120 lower: of all four the lower bytes, then the upper.
+    const uint32_t low = codes << 4 & 0xf0f0f0f0u;
+    const uint32_t high = (codes >> 4 & 0x07070707u) | (codes & 0x80808080u);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      pairs[i] = MultiplyAddPairs(__byte_perm(low, high, i == 0 ? 0x5140 : 0x7362), 0x7b807b80u,
+                                  kMinusZeros);
+    }
   }
-  return make_uint2(pairs[0], pairs[1]);
+  return make_uint2(MultiplyAddPairs(pairs[0], scales, kMinusZeros),
+                    MultiplyAddPairs(pairs[1], scales, kMinusZeros));
 }
 
 template <DType kKv>
