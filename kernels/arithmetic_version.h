@@ -10,7 +10,7 @@
 
 namespace winnow::kernels {
 
-inline constexpr int kArithmeticVersion = 5;
+inline constexpr int kArithmeticVersion = 6;
 
 }  // namespace winnow::kernels
 

@@ -15,11 +15,11 @@
 // A unit is always taken whole: keys past the query have weight zero. So one query's result is the
 // same bits in decode and prefill, however the prompt was cut and however splits went to threads.
 //
-// With AMX the chains of kBF16 KV are those of its tiles (cpu/amx_tiles_impl.h), from the unit's first token on.
+// With AMX the chains of KV in 16 and 8 bits are those of its tiles (cpu/amx_tiles_impl.h), from the unit's first token on.
 //
-// Precision: kBF16 KV on AVX-512 and AMX rounds q and the weights to bf16 (the rounded weights are what is
-// summed, so that they add up to one); everything else is f32. kF32 KV is f32 throughout, and so is that of
-// 8 bits, whose values are widened before they are multiplied.
+// Precision: on AVX-512 and AMX q and the weights are rounded to bf16 (the rounded weights are what is summed, so that they
+// add up to one), and values of 8 bits, too, once: the bits are those of kBF16 KV that holds these; everything else is f32. kF32 KV is
+// f32 throughout, and elsewhere so is every type: values are widened before they are multiplied.
 //
 // Decode reads 2*n*Hkv*d values per sequence and does 4*H*n*d FLOPs: G FLOP/B in bf16, bound by
 // memory. Prefill of T tokens reads each block once per tile of queries: bound by arithmetic.

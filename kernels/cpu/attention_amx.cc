@@ -15,14 +15,17 @@ struct AmxPanels : BF16Panels {
 
 }  // namespace
 
-// For bfloat16 KV; the rest is AVX-512's.
+// KV of float32 is AVX-512's.
 void AttendSplits(const AttentionCall& call, const AttentionTile& tile, int32_t first_split,
                   int32_t last_split, bool merge, float* states, std::byte* scratch) {
-  if (call.layout.dtype != DType::kBF16) {
-    return avx512::AttendSplits(call, tile, first_split, last_split, merge, states, scratch);
-  }
-  Attend<AmxPanels, DType::kBF16>(call, tile, first_split, last_split, merge, states, scratch);
-  AmxTiles::Release();
+  ForKvType(call.layout.dtype, [&]<DType kKv>(KvType<kKv>) {
+    if constexpr (kKv == DType::kF32) {
+      return avx512::AttendSplits(call, tile, first_split, last_split, merge, states, scratch);
+    } else {
+      Attend<AmxPanels, kKv>(call, tile, first_split, last_split, merge, states, scratch);
+      AmxTiles::Release();
+    }
+  });
 }
 
 }  // namespace winnow::kernels::amx

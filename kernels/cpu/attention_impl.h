@@ -28,6 +28,9 @@ struct Worker {
   using Row = typename Panels::Row;
   static constexpr int kLanes = Vec::kLanes;
   static constexpr bool kRoundWeights = Panels::kDType == DType::kBF16;
+  // A unit's rows of 8 bits are made rows of bfloat16 first.
+  static constexpr bool kWidens = kRoundWeights && HasScales(kKv);
+  static constexpr DType kUnitType = kWidens ? DType::kBF16 : kKv;
 
   const AttentionCall& call;
   const AttentionTile& tile;
@@ -126,9 +129,18 @@ struct Worker {
   void RunUnit(int32_t head, int32_t start, int32_t tokens, int32_t valid, Prefetcher ahead) const {
     const std::byte* rows = UnitData(head, start);
     const std::byte* scales = rows + call.layout.ScaleOffsetInRow();
-    const UnitRows keys = {rows, scales, call.layout.RowBytes()};
-    const UnitRows values = {rows + call.layout.ValueOffsetInRow(), scales + kKvScaleBytes,
-                             call.layout.RowBytes()};
+    UnitRows keys = {rows, scales, call.layout.RowBytes()};
+    UnitRows values = {rows + call.layout.ValueOffsetInRow(), scales + kKvScaleBytes,
+                       call.layout.RowBytes()};
+#if defined(__AVX512BF16__)
+    if constexpr (kWidens) {
+      const size_t wide_bytes = static_cast<size_t>(4 * d);
+      std::byte* const wide = scratch.wide_rows;
+      WidenRows<kKv>(keys, values, valid, d, wide, ahead);
+      keys = {wide, nullptr, wide_bytes};
+      values = {wide + 2 * d, nullptr, wide_bytes};
+    }
+#endif
     const int32_t first_row = head * head_rows + FirstRowSeeing(start);
     const int32_t last_row = (head + 1) * head_rows;
 #if defined(__AVX512BF16__)
@@ -138,11 +150,11 @@ struct Worker {
       }
     }
 #endif
-    if (!from_tokens) PackKeys<Panels, kKv>(keys, tokens, d, scratch.key_panels);
+    if (!from_tokens) PackKeys<Panels, kUnitType>(keys, tokens, d, scratch.key_panels);
     // Few rows leave little else to do while the next unit comes.
     const int64_t lines = from_tokens ? ahead.LinesLeft() / tokens : 0;
-    PackValues<Panels, kKv>(values, tokens, valid, d, scratch.value_panels, ahead,
-                            static_cast<int>(lines));
+    PackValues<Panels, kUnitType>(values, tokens, valid, d, scratch.value_panels, ahead,
+                                  static_cast<int>(lines));
     if constexpr (InMatrixTiles<Panels>) {
       return RunMatrixTiles(head, first_row, start, tokens, keys, ahead);
     }

@@ -88,6 +88,35 @@ inline __attribute__((always_inline)) void TransposeColumns4(const std::byte* ro
   columns[3] = _mm512_unpackhi_epi64(high01, high23);
 }
 
+#if defined(__AVX512BF16__)
+
+// The first `count` rows of a unit of 8 bits as rows of d keys and d values in bfloat16, each rounded once. The next unit's
+// lines are asked for evenly.
+template <DType kKv>
+inline void WidenRows(const UnitRows& keys, const UnitRows& values, int32_t count, int64_t d,
+                      std::byte* to, Prefetcher& prefetch) {
+  const int64_t lines = (prefetch.LinesLeft() + count - 1) / count;
+  for (int32_t t = 0; t < count; ++t) {
+    for (int64_t i = 0; i < lines; ++i) prefetch.Lines(1);
+    for (const UnitRows* rows : {&keys, &values}) {
+      const float scale = ScaleOf<kKv>(*rows, t);
+      int64_t column = 0;
+      for (; column + 32 <= d; column += 32, to += 64) {
+        const __m512bh both = _mm512_cvtne2ps_pbh(LoadWidened<kKv>(*rows, t, column + 16, scale),
+                                                  LoadWidened<kKv>(*rows, t, column, scale));
+        _mm512_storeu_si512(to, (__m512i)both);
+      }
+      if (column < d) {
+        const __m256bh last = _mm512_cvtneps_pbh(LoadWidened<kKv>(*rows, t, column, scale));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)last);
+        to += 32;
+      }
+    }
+  }
+}
+
+#endif
+
 // A step of a key panel is 32 bits of each of 16 tokens, whether that is one f32 or two bf16. Panels are of KV's type, but f32 where
 // it has 8 bits: those are widened 16 x 16 at a time, and what is stored is loaded at once.
 template <typename Panels, DType kKv>

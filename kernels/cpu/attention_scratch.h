@@ -25,6 +25,7 @@ struct AttentionScratch {
   // For matrix tiles, a few rows of each KV head (attention_tiles_impl.h).
   float* turned_scores;     // [64][16]
   std::byte* query_panels;  // a panel of d / 2 steps for 16 rows of a head
+  std::byte* wide_rows;     // [64] rows of bfloat16 K and V, of KV in 8 bits (WidenRows)
   size_t size_bytes;
 
   inline __attribute__((always_inline))
@@ -48,6 +49,7 @@ struct AttentionScratch {
     turned_scores = reinterpret_cast<float*>(take(kUnitTokens * kMaxTileRows));
     const int64_t panels = kv_heads * ((rows / kv_heads + kMaxTileRows - 1) / kMaxTileRows);
     query_panels = take(panels * kMaxTileRows * head_dim / 2);
+    wide_rows = take(kUnitTokens * head_dim);
     size_bytes = static_cast<size_t>(next - memory);
   }
 };

@@ -7,7 +7,7 @@ void AttendSplits(const AttentionCall& call, const AttentionTile& tile, int32_t 
                   int32_t last_split, bool merge, float* states, std::byte* scratch) {
   ForKvType(call.layout.dtype, [&]<DType kKv>(KvType<kKv>) {
 #if defined(__AVX512BF16__)
-    if constexpr (kKv == DType::kBF16) {
+    if constexpr (kKv != DType::kF32) {
       return Attend<BF16Panels, kKv>(call, tile, first_split, last_split, merge, states, scratch);
     }
 #endif

@@ -24,9 +24,13 @@ class AttentionTest : public EachIsa {
     AttendRef(q.tensor(), chunks, kv.pool(), kv.layout(), scale, out.tensor());
     return out;
   }
-  // f32 KV must be f32 throughout, and that of 8 bits is widened to f32. With bf16 KV, queries and weights may be bf16 too: a score of
-  // size s is wrong by up to s * 2^-9, and so is the weight's logarithm.
-  static double Tolerance(DType kv) { return kv == DType::kBF16 ? 2e-2 : 1e-5; }
+  // f32 KV must be f32 throughout, and that of 8 bits is widened to f32 where there are no products of bf16, else to bf16. With those,
+  // queries and weights may be bf16 too: a score of size s is wrong by up to s * 2^-9, and so is the weight's logarithm.
+  DType ProductsOf(DType kv) const {
+    if (!HasScales(kv)) return kv;
+    return GetParam() == "avx512" || GetParam() == "amx" ? DType::kBF16 : DType::kF32;
+  }
+  double Tolerance(DType kv) const { return ProductsOf(kv) == DType::kBF16 ? 2e-2 : 1e-5; }
 };
 WINNOW_FOR_EACH_ISA(AttentionTest);
 
@@ -49,6 +53,32 @@ TEST_P(AttentionTest, EqualsTheReferenceForEveryHeadDimensionGroupAndBlockSize) 
         const auto backend = Make(static_cast<int>(random_.Int(1, 3)));
         ExpectNear(Attend(*backend, kv, q, chunks, scale), Reference(kv, q, chunks, scale),
                    Tolerance(dtype), 0);
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, EightBitsHaveTheBitsOfAPoolThatHoldsTheirValues) {
+  SCOPED_TRACE(Seed());
+  for (const DType dtype : {DType::kI8, DType::kF8}) {
+    for (const int32_t d : {64, 80, 96, 128}) {
+      const auto group = static_cast<int32_t>(random_.Int(1, 8));
+      const auto block_tokens = static_cast<int32_t>(16 * random_.Int(1, 8));
+      const auto length = static_cast<int32_t>(random_.Int(1, 1200));
+      // A decoded token, a draft and a part of a prompt go different ways.
+      for (const int32_t most : {1, 9, 100}) {
+        const int32_t tokens = std::min(length, most);
+        SCOPED_TRACE(testing::Message()
+                     << DTypeName(dtype) << " d " << d << " G " << group << " block "
+                     << block_tokens << " length " << length << " tokens " << tokens);
+        const PagedKv kv(random_, {2, d, block_tokens, dtype}, {length});
+        const PagedKv wide = kv.As(ProductsOf(dtype));
+        Matrix q = Matrix::Normal(random_, tokens, int64_t{2} * group * d);
+        const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, tokens, length - tokens)};
+        const auto backend = Make(static_cast<int>(random_.Int(1, 3)));
+        const Matrix narrow_out = Attend(*backend, kv, q, chunks, 0.1f),
+                     wide_out = Attend(*backend, wide, q, chunks, 0.1f);
+        for (int64_t i = 0; i < tokens; ++i) ASSERT_TRUE(SameBits(narrow_out, i, wide_out, i));
       }
     }
   }
@@ -161,7 +191,7 @@ TEST_P(AttentionTest, ExtremeScoresNeitherOverflowNorVanish) {
     const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, 4, 596)};
     const auto backend = Make(2);
     const Matrix out = Attend(*backend, kv, q, chunks, 1.0f);
-    if (dtype != DType::kBF16) {
+    if (ProductsOf(dtype) != DType::kBF16) {
       ExpectNear(out, Reference(kv, q, chunks, 1.0f), 5e-2, 0);
     } else {
       // Which key wins may hang on q's rounding; the result must still be an average of values.
@@ -204,7 +234,7 @@ TEST_P(AttentionTest, LongContextsKeepTheirPrecision) {
     const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, 1, 19999)};
     const auto backend = Make(3);
     ExpectNear(Attend(*backend, kv, q, chunks, 0.125f), Reference(kv, q, chunks, 0.125f),
-               dtype == DType::kBF16 ? 1e-3 : 1e-6, 0);
+               ProductsOf(dtype) == DType::kBF16 ? 1e-3 : 1e-6, 0);
   }
 }
 

@@ -49,6 +49,30 @@ class PagedKv {
       WriteKvRef(k.tensor(), v.tensor(), chunk, pool_.data(), layout);
     }
   }
+  // The same values as KV of another type, rounded to it, in the same places.
+  PagedKv As(DType dtype) const {
+    PagedKv other = *this;
+    other.layout_.dtype = dtype;
+    other.pool_ =
+        GuardedArray<std::byte>(num_blocks() * other.layout_.BlockBytes(), std::byte{0xff});
+    std::vector<float> key(layout_.head_dim), value(layout_.head_dim);
+    for (size_t sequence = 0; sequence < lengths_.size(); ++sequence) {
+      for (int32_t token = 0; token < lengths_[sequence]; ++token) {
+        const int32_t block = tables_[sequence][token / layout_.block_tokens];
+        for (int32_t head = 0; head < layout_.kv_heads; ++head) {
+          const int32_t row = token % layout_.block_tokens;
+          const std::byte* from = pool_.data() + layout_.RowOffset(block, head, row);
+          for (int32_t c = 0; c < layout_.head_dim; ++c) {
+            key[c] = KeyAt(from, layout_, c);
+            value[c] = ValueAt(from, layout_, c);
+          }
+          PutKvRow(key.data(), value.data(), other.layout_,
+                   other.pool_.data() + other.layout_.RowOffset(block, head, row));
+        }
+      }
+    }
+    return other;
+  }
   const KvLayout& layout() const { return layout_; }
   const void* pool() const { return pool_.data(); }
   int32_t num_blocks() const { return static_cast<int32_t>(pool_.size() / layout_.BlockBytes()); }
