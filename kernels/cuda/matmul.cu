@@ -44,6 +44,9 @@
 //     done 4 us earlier and its last one when it was: HBM is busy with the ring meanwhile. With 8 KiB more of shared memory
 //     for that 5.30: where blocks of two products are not of one size, the second of a multiprocessor finds holes but no room
 //   for o a ring of four and three blocks, which find room beside attention's: 4.85 where it was 4.81; of three 4.90
+// of StreamKernel and of BlockStreamKernel (matmul_blocks.cu) at 8K on an H100 (2026-11-28): gates and ups gated by the warp that adds
+//   them, in place of a launch between: bf16 5.62 ms where it was 5.55, fp8 3.65 and 3.60, 8 sequences at 2K 6.16 and 6.11, int4 2.82 and
+//   2.89. While that launch runs, the first weights of the next product come
 // and of FewRowsKernel for 32 rows, when W lay in fragments and went to registers (qkv, o, gate_up, down in us, m = 32):
 //   four slices of both operands read, then used      18.6, 13.5, 71.8, 54.3
 //   three ahead, two blocks (as it is)                16.8,  8.0, 63.0, 30.9
