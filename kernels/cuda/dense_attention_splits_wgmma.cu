@@ -46,11 +46,13 @@ class WidenedUnits {
   struct Source {
     int32_t unused = 0;
   };
-  static constexpr int kFillers = kThreads, kRowBytes = Codes::kRowBytes, kStages = 2;
+  static constexpr int kFillers = kThreads, kStages = 2;
   static constexpr size_t kSharedBytes =
       kStages * (size_t{Rows::kUnitBytes} + Codes::kUnitBytes) + (Rows::kStageAlignment - 16);
 
 #ifdef WINNOW_WGMMA
+  static constexpr int kRowBytes = Codes::kRowBytes;
+
   __device__ WidenedUnits(const Args& args, const Source&, const int32_t* table, int32_t kv_head,
                           int32_t visible, uint32_t shared)
       : args_(args),
