@@ -88,8 +88,6 @@ inline __attribute__((always_inline)) void TransposeColumns4(const std::byte* ro
   columns[3] = _mm512_unpackhi_epi64(high01, high23);
 }
 
-#if defined(__AVX512BF16__)
-
 // The first `count` rows of a unit of 8 bits as rows of d keys and d values in bfloat16, each rounded once. The next unit's
 // lines are asked for evenly.
 template <DType kKv>
@@ -115,30 +113,11 @@ inline void WidenRows(const UnitRows& keys, const UnitRows& values, int32_t coun
   }
 }
 
-#endif
-
-// A step of a key panel is 32 bits of each of 16 tokens, whether that is one f32 or two bf16. Panels are of KV's type, but f32 where
-// it has 8 bits: those are widened 16 x 16 at a time, and what is stored is loaded at once.
+// A step of a key panel is 32 bits of each of 16 tokens, whether that is one f32 or two bf16. Panels are of the rows' type, which of
+// KV in 8 bits is that of WidenRows().
 template <typename Panels, DType kKv>
 inline void PackKeys(const UnitRows& keys, int32_t tokens, int64_t d, std::byte* panels) {
-  if constexpr (HasScales(kKv)) {
-    static_assert(Panels::kDType == DType::kF32);
-    alignas(64) float square[16][16];
-    for (int32_t t = 0; t < tokens; t += 16) {
-      for (int64_t column = 0; column < d; column += 16) {
-        for (int i = 0; i < 16; ++i) {
-          Vec::Store(square[i], LoadWidened<kKv>(keys, t + i, column, ScaleOf<kKv>(keys, t + i)));
-        }
-        for (int word = 0; word < 16; word += 4, panels += 256) {
-          __m512i columns[4];
-          TransposeColumns4(reinterpret_cast<const std::byte*>(square[0] + word), sizeof(square[0]),
-                            columns);
-          for (int i = 0; i < 4; ++i) _mm512_storeu_si512(panels + 64 * i, columns[i]);
-        }
-      }
-    }
-    return;
-  }
+  static_assert(Panels::kDType == kKv);
   const int64_t row_words = d * static_cast<int64_t>(DTypeBytes(Panels::kDType)) / 4;
   for (int32_t t = 0; t < tokens; t += 16) {
     for (int64_t word = 0; word < row_words; word += 4, panels += 256) {
@@ -170,16 +149,16 @@ struct PairInterleaver {
 template <typename Panels, DType kKv>
 inline void PackValues(const UnitRows& values, int32_t tokens, int32_t valid, int64_t d,
                        std::byte* panels, Prefetcher& prefetch, int lines) {
+  static_assert(Panels::kDType == kKv);
   const size_t panel_bytes = PanelBytes(Panels::kDType, tokens);
-  if constexpr (Panels::kDType == DType::kF32) {
+  if constexpr (kKv == DType::kF32) {
     for (int32_t t = 0; t < tokens; ++t) {
       if (t % 2 == 0) {
         for (int i = 0; i < lines; ++i) prefetch.Lines(1);
       }
-      const float scale = t < valid ? ScaleOf<kKv>(values, t) : 0.0f;
+      const auto* const from = reinterpret_cast<const float*>(values.row(t));
       for (int64_t panel = 0; panel < d / 16; ++panel) {
-        const Vec::Reg row =
-            t < valid ? LoadWidened<kKv>(values, t, panel * 16, scale) : Vec::Zero();
+        const Vec::Reg row = t < valid ? Vec::Load(from + panel * 16) : Vec::Zero();
         Vec::Store(
             reinterpret_cast<float*>(panels + static_cast<size_t>(panel) * panel_bytes) + t * 16,
             row);

@@ -1,4 +1,6 @@
 // AttendSplits by the products of tile_impl.h. Compiled by attention_{scalar,avx2,avx512}.cc.
+#include <type_traits>
+
 #include "kernels/cpu/attention_impl.h"
 
 namespace winnow::kernels::WINNOW_ISA {
@@ -7,11 +9,11 @@ void AttendSplits(const AttentionCall& call, const AttentionTile& tile, int32_t 
                   int32_t last_split, bool merge, float* states, std::byte* scratch) {
   ForKvType(call.layout.dtype, [&]<DType kKv>(KvType<kKv>) {
 #if defined(__AVX512BF16__)
-    if constexpr (kKv != DType::kF32) {
-      return Attend<BF16Panels, kKv>(call, tile, first_split, last_split, merge, states, scratch);
-    }
+    using Panels = std::conditional_t<kKv == DType::kF32, F32Panels, BF16Panels>;
+#else
+    using Panels = F32Panels;
 #endif
-    Attend<F32Panels, kKv>(call, tile, first_split, last_split, merge, states, scratch);
+    Attend<Panels, kKv>(call, tile, first_split, last_split, merge, states, scratch);
   });
 }
 
