@@ -54,8 +54,8 @@ __device__ __forceinline__ uint32_t MultiplyAddPairs(uint32_t a, uint32_t b, uin
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pairs) : "r"(a), "r"(b), "r"(c));
   return pairs;
 }
-inline constexpr uint32_t kMinusZeros =
-    0x80008000u;  // what is added where a product alone is wanted
+// Added where a product alone is wanted.
+inline constexpr uint32_t kMinusZeros = 0x80008000u;
 
 // Two bfloat16 scales, each a half of `scales`, as PairsOf() takes them: integers come from it in 64ths, exactly.
 template <DType kKv>

@@ -160,8 +160,6 @@ class Connection final : public std::enable_shared_from_this<Connection> {
 
   Task<> Serve();
   // The ticker's: closes what is overdue, and wakes who should ping.
-  // Counts a time-out once.
-  void CountTimeOut();
   void Check(engine::TimePoint now);
   // Ends both coroutines soon.
   void Abort();
@@ -175,6 +173,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void Notify() { news_.Notify(); }
 
  private:
+  // Counts a time-out once.
+  void CountTimeOut();
   Task<> Receive();
   Task<bool> Handshake();
   Task<bool> ServeOne();
