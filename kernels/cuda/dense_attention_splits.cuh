@@ -272,6 +272,20 @@ class SwizzledRing {
 #endif
 };
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// One thread starts copying a unit of codes, which lies in one piece; `barrier` hears of it.
+template <typename Codes>
+__device__ __forceinline__ void StartUnitOfCodes(const Args& args, const int32_t* table,
+                                                 const uint8_t* head, int32_t unit, uint32_t to,
+                                                 uint32_t barrier) {
+  const int32_t token = unit * kDenseUnitTokens, block = args.block_tokens.Divide(token);
+  const uint8_t* from = head + table[block] * args.block_bytes +
+                        int64_t{token - block * args.block_tokens.divisor()} * Codes::kRowBytes;
+  ArriveExpecting(barrier, Codes::kUnitBytes);
+  BulkCopy(to, from, Codes::kUnitBytes, barrier);
+}
+#endif
+
 // For 8-bit types: codes come to shared memory, two units of them, and become the rows of bfloat16 of one unit there,
 // which all threads make when they meet. kBulk: by the copy engine, where a unit lies in one piece.
 template <DType kKv, int kHeadDim, int kThreads, bool kBulk>
@@ -333,11 +347,7 @@ class CodesRing {
     if constexpr (kBulk) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
       if (threadIdx.x != 0 || unit >= units) return;
-      const int32_t token = unit * kDenseUnitTokens, block = args_.block_tokens.Divide(token);
-      const uint8_t* from = head_ + table_[block] * args_.block_bytes +
-                            int64_t{token - block * args_.block_tokens.divisor()} * kRowBytes;
-      ArriveExpecting(BarrierOf(unit), Codes::kUnitBytes);
-      BulkCopy(Stage(unit), from, Codes::kUnitBytes, BarrierOf(unit));
+      StartUnitOfCodes<Codes>(args_, table_, head_, unit, Stage(unit), BarrierOf(unit));
 #endif
     } else {
       if (unit < units) {

@@ -115,13 +115,9 @@ class WidenedUnits {
   }
   __device__ void StartCopy(int32_t unit, int32_t units) const {
     if (threadIdx.x != kThreads || unit >= units) return;
-    const int32_t token = unit * kDenseUnitTokens, block = args_.block_tokens.Divide(token);
-    const uint32_t barrier = barriers_ + kCopied + StageOf(unit) * 8;
-    ArriveExpecting(barrier, Codes::kUnitBytes);
-    BulkCopy(CodesAt(StageOf(unit)),
-             head_ + table_[block] * args_.block_bytes +
-                 int64_t{token - block * args_.block_tokens.divisor()} * kRowBytes,
-             Codes::kUnitBytes, barrier);
+    const uint32_t stage = StageOf(unit);
+    StartUnitOfCodes<Codes>(args_, table_, head_, unit, CodesAt(stage),
+                            barriers_ + kCopied + stage * 8);
   }
 
   const Args& args_;

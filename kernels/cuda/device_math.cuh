@@ -97,6 +97,18 @@ __device__ __forceinline__ void StoreShared(uint32_t shared, uint2 words) {
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(shared), "r"(words.x), "r"(words.y)
                : "memory");
 }
+// 16 bytes, at a multiple of 16.
+__device__ __forceinline__ void LoadShared(uint32_t shared, float (&values)[4]) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
+               : "r"(shared)
+               : "memory");
+}
+__device__ __forceinline__ void StoreShared(uint32_t shared, const float (&values)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "f"(values[0]),
+               "f"(values[1]), "f"(values[2]), "f"(values[3])
+               : "memory");
+}
 __device__ __forceinline__ void ClearShared16(uint32_t shared) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(shared), "r"(0) : "memory");
 }

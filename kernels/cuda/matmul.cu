@@ -589,8 +589,11 @@ cudaError_t MatmulOrdered(const MatmulArgs& args, const DeviceWeights& w, const 
 }
 
 bool GatesProducts(int64_t m, const DeviceWeights& w) {
-  return w.way == DeviceWeights::Way::kTensor && w.out % (2 * kOrderedSlice) == 0 &&
-         m > kMatmulBatchRows && HasGroupMatmul();
+  if (m <= kMatmulFewRows || w.out % (2 * kOrderedSlice) != 0) return false;
+  if (w.way == DeviceWeights::Way::kBlocks) return StreamsBlocks(m, w) && GatesBlocks(m, w);
+  if (w.way != DeviceWeights::Way::kTensor) return false;
+  return TakesBatchMatmul(m, w.out) ? GatesBatchMatmul(m, w.out)
+                                    : m > kPanelRows && HasGroupMatmul();
 }
 
 cudaError_t MatmulGated(const MatmulArgs& args, const DeviceWeights& w, const void* ordered,
@@ -601,7 +604,7 @@ cudaError_t MatmulGated(const MatmulArgs& args, const DeviceWeights& w, const vo
   Operands operands = OperandsOf(args, w);
   operands.x = static_cast<const uint4*>(ordered);
   operands.gated = static_cast<uint32_t*>(gated);
-  return MatmulManyRowsByGroups(operands, stream);
+  return Multiply(operands, w, false, stream);
 }
 
 }  // namespace winnow::kernels::cuda

@@ -28,7 +28,7 @@
 //   to kMatmulBatchRows           matmul_batch.cu (Hopper; from 65 rows on only up to 512 outputs a multiprocessor)
 //   more, and what is left over   matmul_wgmma.cu (Hopper, from 65 rows on), ManyRowsKernel (matmul.cu)
 //
-// Gates and ups of more than kMatmulBatchRows rows can stay in registers: MatmulGated().
+// Gates and ups of more than kMatmulFewRows rows need not be in memory: MatmulGated().
 //
 // Products of kBlocks have kernels of their own for up to kMatmulFewRows rows (matmul_blocks.cu; Hopper) and for up to
 // kMatmulBatchRows (matmul_blocks_batch.cu; Hopper, most shapes). For more, and on other devices, the caller widens outputs by WidenBlocks and multiplies by those.
@@ -115,7 +115,8 @@ struct MatmulArgs {
                                         const void* ordered, Stream stream);
 
 // Whether products of m rows with W, the gates' outputs and then as many of ups, have a kernel on the current device that gates them:
-// more than kMatmulBatchRows rows of kTensor, on Hopper, whole slices of gates.
+// more than kMatmulFewRows rows, on Hopper, whole slices of gates; up to kMatmulBatchRows only where there are so many outputs that
+// no tile of them is split (matmul_batch_parts.cuh), and of kBlocks only those.
 bool GatesProducts(int64_t m, const DeviceWeights& w);
 // silu(gate) * up of the same sums (silu.cuh), OrderedBytes(m, w.out / 2) at `gated` in the order of the product that reads it:
 // the bits of MatmulOrdered() and SiluMulOrdered() after it, and gates and ups are never in memory. `args.x` and `args.y` are

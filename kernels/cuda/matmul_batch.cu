@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kBatchThreads, kBatchResident)
   const int32_t rows = min(args.m - panel * kPanelRows, kPanelRows);
   const bool copies_x = panel >= 0 && panel < T::kRowGroups && rows > 0;
   const uint32_t x_bytes = (rows + 7) / 8 * (kPanelBytes / kPanelRowTiles);
-  const uint4* of_w = args.w + int64_t{min(tile * T::kWTiles + warp, (args.out + 15) / 16 - 1)} *
+  const uint4* of_w = args.w + int64_t{WTileOf<T>(args, tile, min(warp, T::kWTiles - 1))} *
                                    args.slices * kWTilePieces;
   const uint4* of_x = args.x + int64_t{panel} * ((args.slices + 1) / 2) * (kPanelBytes / 16);
   uint64_t read_once;
@@ -198,6 +198,11 @@ bool TakesBatchMatmul(int64_t m, int64_t out) {
   if (m > kPanelRows && out > kMostOutputs * CurrentDevice().multiprocessors) return false;
   thread_local CodeHere code;
   return code.Has(BatchKernel<2, kBatchClusterBlocks, 2>, Tile<2, 2>::kSharedBytes);
+}
+
+bool GatesBatchMatmul(int64_t m, int64_t out) {
+  const int outputs = m <= kPanelRows ? BatchTile<2>::kOutputs : BatchTile<1>::kOutputs;
+  return out % (2 * kOrderedSlice) == 0 && !SplitsBatchTiles(CeilDiv(out, outputs));
 }
 
 cudaError_t MatmulOfBatch(const Operands& operands, Stream stream) {

@@ -10,6 +10,9 @@
 //           block gets, of all eight segments, the sums of a quarter of the rows, in the memory of its stages, and adds
 //           them from left to right. This costs 3 us: 64 KB a block, and a multiprocessor sends some 25 GB/s to others
 //
+// A whole tile may be gated (MatmulGated): half of its outputs are gates, half the ups that belong to them, of two warps of a
+// warpgroup or of two warpgroups, which meet in the memory of the stages.
+//
 // Split is what fits the device at once when it is split. A cluster's blocks are placed by load
 // (cudaClusterSchedulingPolicyLoadBalancing): otherwise 128 of them lie on 84 of 132 multiprocessors, which take in no more than
 // 60 GB/s each.
@@ -36,12 +39,17 @@ struct BatchTile {
   static constexpr int kRowGroups = 2 / kOutputGroups;
   static constexpr int kOutputs = kOutputGroups * 64;
   static constexpr int kWTiles = kOutputs / 16;
+  // A gate's warp has its up's so many warps further on.
+  static constexpr int kWarpsToUp = kWTiles / 2;
   static constexpr int kRowTiles = kPanels * kPanelRowTiles;  // of a warpgroup
   // A piece of x of 64 inner values.
   static constexpr uint32_t kXBytes = kRowGroups * kPanels * kPanelBytes;
   // Shared memory that the segments' sums of a split tile need: 16 bytes a thread for each tile of rows of a block's share.
   static constexpr size_t kSumsBytes =
       size_t{kMatmulSegments} * (kRowTiles / kBatchClusterBlocks) * kBatchThreads * 16;
+  // And what a whole one needs, to be gated.
+  static constexpr size_t kGatedBytes = size_t{kRowTiles} * kBatchThreads * 16;
+  static_assert(kGatedBytes <= kSumsBytes);
 };
 
 #ifdef WINNOW_WGMMA
@@ -57,6 +65,55 @@ __device__ __forceinline__ BatchPart PartOfBlock(const Operands& args) {
   return {rank, block / kSplit, first, min(first + slices, args.slices)};
 }
 
+// Which 16 outputs of W are the `index`-th of a tile; the last ones that exist where its own do not.
+template <typename T>
+__device__ __forceinline__ int32_t WTileOf(const Operands& args, int32_t tile, int index) {
+  if (args.gated == nullptr) return min(tile * T::kWTiles + index, (args.out + 15) / 16 - 1);
+  const int32_t gates = args.out / 32;  // and as many of ups
+  return min(tile * (T::kWTiles / 2) + index % (T::kWTiles / 2), gates - 1) +
+         index / (T::kWTiles / 2) * gates;
+}
+
+// A whole tile's sums, gates or ups, with bias and gated. `memory`: kGatedBytes at a multiple of 16.
+template <typename T>
+__device__ __forceinline__ void GateBatchTile(const Operands& args, int32_t first_row, int32_t tile,
+                                              uint32_t memory, float (&totals)[T::kRowTiles][4]) {
+  constexpr int kRowTiles = T::kRowTiles, kHalf = kRowTiles / 2;
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const int index = warp % T::kWTiles;  // of 16 outputs
+  const bool ups = index >= T::kWTiles / 2;
+  const int32_t column = tile * (T::kOutputs / 2) + index % (T::kWTiles / 2) * 16;
+  // Those of columns that do not exist are nobody's.
+  const int32_t output = column + lane / 4 + (ups ? args.out / 2 : 0);
+  AddBias(args, output, output + 8, totals);
+  const auto at = [&](int of_warp, int j) {
+    return memory + ((of_warp * kRowTiles + j) * kLanes + lane) * 16;
+  };
+  __syncthreads();  // all warps have read their last stage
+#pragma unroll
+  for (int j = 0; j < kRowTiles; ++j) StoreShared(at(warp, j), totals[j]);
+  __syncthreads();
+  // Either warp of a pair takes half of its rows.
+  const int of_gates = ups ? warp - T::kWarpsToUp : warp, first = ups ? kHalf : 0;
+  float left[kHalf][4], right[kHalf][4];  // eight columns each
+#pragma unroll
+  for (int j = 0; j < kHalf; ++j) {
+    float gate[4], up[4];
+    LoadShared(at(of_gates, first + j), gate);
+    LoadShared(at(of_gates + T::kWarpsToUp, first + j), up);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      left[j][e] = gate[e];
+      left[j][e + 2] = up[e];
+      right[j][e] = gate[e + 2];
+      right[j][e + 2] = up[e + 2];
+    }
+  }
+  const int32_t row = first_row + (warp / 4 / (T::kOutputs / 64) * kRowTiles + first) * 8;
+  WriteGated(args, column, row, lane, left);
+  WriteGated(args, column + 8, row, lane, right);
+}
+
 // Adds a tile's segments and writes its outputs, of rows `first_row` on. `multiply(slice, end, sums)` makes sums of a warpgroup's slices; calls follow
 // one another in the order of slices, this block's. `memory`: kSumsBytes at a multiple of 16 from
 // `shared_base` on, where copies that have arrived may lie, but none that are on their way.
@@ -70,17 +127,8 @@ __device__ __forceinline__ void FinishBatchTile(const Operands& args, int32_t fi
   const int output_group = warp / 4 % kOutputGroups, row_group = warp / 4 / kOutputGroups;
   const int32_t rank = part.rank, tile = part.tile, first = part.first, last = part.last;
   const int32_t segment_slices = args.slices_per_segment;
-  const auto finish = [&](const float(&values)[4], int row_tile) {
-    const int32_t output = tile * T::kOutputs + output_group * 64 + warp % 4 * 16 + lane / 4;
-    const int32_t row = first_row + (row_group * kRowTiles + row_tile) * 8 + lane % 4 * 2;
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      if (output + e / 2 * 8 < args.out && row + e % 2 < args.m) {
-        Finish(values[e], output + e / 2 * 8, row + e % 2, args.bias, args.accumulate, args.y,
-               args.y_stride);
-      }
-    }
-  };
+  const int32_t output = tile * T::kOutputs + output_group * 64 + warp % 4 * 16 + lane / 4;
+  const int32_t row = first_row + row_group * kRowTiles * 8 + lane % 4 * 2;
   // Segments without slices are added as zeros, as the kernels for few rows do.
   if constexpr (kSplit == 1) {
     float sums[kRowTiles][4], totals[kRowTiles][4];
@@ -94,8 +142,12 @@ __device__ __forceinline__ void FinishBatchTile(const Operands& args, int32_t fi
         for (int e = 0; e < 4; ++e) totals[j][e] = __fadd_rn(totals[j][e], sums[j][e]);
       }
     }
-#pragma unroll
-    for (int j = 0; j < kRowTiles; ++j) finish(totals[j], j);
+    if (args.gated != nullptr) {
+      GateBatchTile<T>(args, first_row, tile, memory, totals);
+      return;
+    }
+    AddBias(args, output, output + 8, totals);
+    WriteTile<false>(args, output, row, totals);
   } else {
     // A block's share of a warpgroup's tiles of rows.
     constexpr int kShare = kRowTiles / kSplit;
@@ -127,21 +179,20 @@ __device__ __forceinline__ void FinishBatchTile(const Operands& args, int32_t fi
       }
     }
     MeetParts<kSplit>();
+    float totals[kShare][4];
 #pragma unroll
     for (int j = 0; j < kShare; ++j) {
-      float total[4];
+      LoadShared(memory + at(0, j), totals[j]);
 #pragma unroll
-      for (int s = 0; s < kMatmulSegments; ++s) {
+      for (int s = 1; s < kMatmulSegments; ++s) {
         float part[4];
-        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]), "=f"(part[3])
-                     : "r"(memory + at(s, j))
-                     : "memory");
+        LoadShared(memory + at(s, j), part);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) total[e] = s == 0 ? part[e] : __fadd_rn(total[e], part[e]);
+        for (int e = 0; e < 4; ++e) totals[j][e] = __fadd_rn(totals[j][e], part[e]);
       }
-      finish(total, rank * kShare + j);
     }
+    AddBias(args, output, output + 8, totals);
+    WriteTile<false>(args, output, row + rank * kShare * 8, totals);
   }
 }
 #endif

@@ -86,11 +86,9 @@ __global__ void __launch_bounds__(kBatchThreads, (Rings<kType, kPanels>::kReside
   std::byte* const ring = reinterpret_cast<std::byte*>(dynamic) + (x_at - shared_at) +
                           R::kStages * R::kXStageBytes + warp * (R::kSlots * R::kSlotBytes);
   const uint32_t ring_at = SharedAddress(ring);
-  const std::byte* asked_record =
-      operands.blocks +
-      min(part.tile * R::kWTiles + warp, (args.out + kTileOutputs - 1) / kTileOutputs - 1) *
-          operands.tile_bytes +
-      part.rank * (kMatmulSegments / kSplit) * operands.segment_bytes;
+  const std::byte* asked_record = operands.blocks +
+                                  WTileOf<R>(args, part.tile, warp) * operands.tile_bytes +
+                                  part.rank * (kMatmulSegments / kSplit) * operands.segment_bytes;
   int32_t asked_slice = first, asked_end = min(first + segment_slices, last), asked_slot = 0;
   uint64_t read_once;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
@@ -242,6 +240,11 @@ bool TakesBlocksBatch(int64_t m, const DeviceWeights& w) {
   thread_local CodeHere code;
   return code.Has(BlocksBatchKernel<WeightType::kQ4_1, 2, kBatchClusterBlocks>,
                   Rings<WeightType::kQ4_1, 2>::kSharedBytes);
+}
+
+bool GatesBlocks(int64_t m, const DeviceWeights& w) {
+  return m > kMatmulFewRows && w.out % (2 * kOrderedSlice) == 0 &&
+         !SplitsBatchTiles(CeilDiv(w.out, BatchTile<2>::kOutputs));
 }
 
 cudaError_t MatmulBlocksOfBatch(const Operands& operands, const DeviceWeights& w, Stream stream) {

@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/matmul_order.cuh"
+#include "kernels/cuda/silu.cuh"
 
 namespace winnow::kernels::cuda {
 
@@ -38,7 +39,7 @@ struct Operands {
   int32_t out, m;
   float* y;
   int64_t y_stride;
-  // In place of y, for MatmulManyRowsByGroups() alone; or null. W is gates, then ups: silu(gate) * up in panels.
+  // In place of y, where GatesProducts(); or null. W is gates, then ups: silu(gate) * up in panels.
   uint32_t* gated;
   const float* bias;
   bool accumulate;
@@ -86,9 +87,97 @@ __device__ __forceinline__ void AddSegments(
   }
 }
 
+// Adds the bias of a thread's outputs, `output` of its values (0, 1) and `other` of (2, 3), if they exist, to all of its tiles of rows.
+template <int kRowTiles>
+__device__ __forceinline__ void AddBias(const Operands& args, int32_t output, int32_t other,
+                                        float (&values)[kRowTiles][4]) {
+  if (args.bias == nullptr) return;
+  const float bias[2] = {output < args.out ? args.bias[output] : 0.0f,
+                         other < args.out ? args.bias[other] : 0.0f};
+#pragma unroll
+  for (int j = 0; j < kRowTiles; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) values[j][e] = __fadd_rn(values[j][e], bias[e / 2]);
+  }
+}
+
+// A thread's values of a tile to y; kWhole: all of them exist. What is added to is read sixteen at a time, so that
+// they do not wait for one another.
+template <bool kWhole, int kRowTiles>
+__device__ __forceinline__ void WriteTile(const Operands& args, int32_t output, int32_t row,
+                                          float (&values)[kRowTiles][4]) {
+  constexpr int kAtOnce = 4;
+  float* y = args.y + row * args.y_stride + output;
+  const auto exists = [&](int j, int e) {
+    return j < kRowTiles &&
+           (kWhole || (row + j * 8 + e % 2 < args.m && output + e / 2 * 8 < args.out));
+  };
+#pragma unroll
+  for (int first = 0; first < kRowTiles; first += kAtOnce) {
+    float* const at[2] = {y + first * 8 * args.y_stride, y + (first * 8 + 1) * args.y_stride};
+    if (args.accumulate) {
+      float before[kAtOnce][4];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          before[i][e] = 0.0f;
+          if (exists(first + i, e)) before[i][e] = at[e % 2][i * 8 * args.y_stride + e / 2 * 8];
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (first + i < kRowTiles) {
+            values[first + i][e] = __fadd_rn(values[first + i][e], before[i][e]);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (exists(first + i, e)) {
+          at[e % 2][i * 8 * args.y_stride + e / 2 * 8] = values[first + i][e];
+        }
+      }
+    }
+  }
+}
+
+// A thread's gates (0, 1) and ups (2, 3) of a tile, to panels (matmul.h). A warp's are eight columns from `column` on, those of a tile
+// of rows one matrix, which is transposed so that a lane has neighbours of a row. No branch surrounds that: what comes after one
+// in which lanes may part is not known to be the same in all of a warp, and the addresses of matrix instructions, with much
+// else of the loop above, would be computed by each lane.
+template <int kRowTiles>
+__device__ __forceinline__ void WriteGated(const Operands& args, uint32_t column,
+                                           uint32_t first_row, int lane,
+                                           const float (&values)[kRowTiles][4]) {
+  const uint32_t columns = args.out / 2, panels = (columns + 63) / 64;  // side by side
+  uint32_t pairs[kRowTiles];
+#pragma unroll
+  for (int j = 0; j < kRowTiles; ++j) {
+    pairs[j] = Transposed8x8(
+        PackBf16(SiluOf(values[j][0], values[j][2]), SiluOf(values[j][1], values[j][3])));
+  }
+  // Now row lane / 4 of each tile of rows, and a pair of its columns.
+  const uint32_t word = lane / 4 * 32 + ((column / 8 % 8) ^ (lane / 4)) * 4 + lane % 4;
+#pragma unroll
+  for (int j = 0; j < kRowTiles; ++j) {
+    const uint32_t row = first_row + j * 8;
+    const uint64_t panel = uint64_t{row / kPanelRows} * panels + column / 64;
+    if (row + lane / 4 < args.m && column < columns) {
+      args.gated[(panel * kPanelRows + row % kPanelRows) * 32 + word] = pairs[j];
+    }
+  }
+}
 // Whether m rows are a batch's, where the code that runs on the current device has what those need.
 bool TakesBatchMatmul(int64_t m, int64_t out);
-// REQUIRES: TakesBatchMatmul(), and x in panels.
+// Whether it gates them. REQUIRES: TakesBatchMatmul().
+bool GatesBatchMatmul(int64_t m, int64_t out);
+// REQUIRES: TakesBatchMatmul(), and x in panels; for `gated` GatesBatchMatmul() too.
 [[nodiscard]] cudaError_t MatmulOfBatch(const Operands& operands, Stream stream);
 
 // Whether the code that runs on the current device has the matrix instructions of Hopper.
@@ -96,9 +185,11 @@ bool HasGroupMatmul();
 // REQUIRES: HasGroupMatmul(), and x in panels; for `gated` what GatesProducts() says.
 [[nodiscard]] cudaError_t MatmulManyRowsByGroups(const Operands& operands, Stream stream);
 
-// REQUIRES: kBlocks, and StreamsBlocks(m, w). operands.w is not read.
+// REQUIRES: kBlocks, and StreamsBlocks(m, w); for `gated` GatesBlocks() too. operands.w is not read.
 [[nodiscard]] cudaError_t MatmulBlocks(const Operands& operands, const DeviceWeights& w,
                                        Stream stream);
+// Whether it gates them. REQUIRES: StreamsBlocks(m, w).
+bool GatesBlocks(int64_t m, const DeviceWeights& w);
 
 // REQUIRES: kExact, and m >= 1.
 [[nodiscard]] cudaError_t MatmulExact(const MatmulArgs& args, const DeviceWeights& w,

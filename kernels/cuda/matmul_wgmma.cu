@@ -41,7 +41,6 @@
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul_parts.cuh"
-#include "kernels/cuda/silu.cuh"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma.cuh"
 
@@ -84,81 +83,6 @@ struct Raster {
   }
 #endif
 };
-
-// A thread's values of a tile to y; kWhole: all of them exist. What is added to is read sixteen at a time, so that
-// they do not wait for one another.
-template <bool kWhole, int kRowTiles>
-__device__ __forceinline__ void WriteTile(const Operands& args, int32_t output, int32_t row,
-                                          float (&values)[kRowTiles][4]) {
-  constexpr int kAtOnce = 4;
-  float* y = args.y + row * args.y_stride + output;
-  const auto exists = [&](int j, int e) {
-    return j < kRowTiles &&
-           (kWhole || (row + j * 8 + e % 2 < args.m && output + e / 2 * 8 < args.out));
-  };
-#pragma unroll
-  for (int first = 0; first < kRowTiles; first += kAtOnce) {
-    float* const at[2] = {y + first * 8 * args.y_stride, y + (first * 8 + 1) * args.y_stride};
-    if (args.accumulate) {
-      float before[kAtOnce][4];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          before[i][e] = 0.0f;
-          if (exists(first + i, e)) before[i][e] = at[e % 2][i * 8 * args.y_stride + e / 2 * 8];
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          if (first + i < kRowTiles) {
-            values[first + i][e] = __fadd_rn(values[first + i][e], before[i][e]);
-          }
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (exists(first + i, e)) {
-          at[e % 2][i * 8 * args.y_stride + e / 2 * 8] = values[first + i][e];
-        }
-      }
-    }
-  }
-}
-
-#ifdef WINNOW_WGMMA
-// A thread's gates (0, 1) and ups (2, 3) of a tile, to panels (matmul.h). A warp's are eight columns from `column` on, those of a tile
-// of rows one matrix, which is transposed so that a lane has neighbours of a row. No branch surrounds that: what comes after one
-// in which lanes may part is not known to be the same in all of a warp, and the addresses of matrix instructions, with much
-// else of the loop above, would be computed by each lane.
-template <int kRowTiles>
-__device__ __forceinline__ void WriteGated(const Operands& args, uint32_t column,
-                                           uint32_t first_row, int lane,
-                                           const float (&values)[kRowTiles][4]) {
-  const uint32_t columns = args.out / 2, panels = (columns + 63) / 64;  // side by side
-  uint32_t pairs[kRowTiles];
-#pragma unroll
-  for (int j = 0; j < kRowTiles; ++j) {
-    pairs[j] = Transposed8x8(
-        PackBf16(SiluOf(values[j][0], values[j][2]), SiluOf(values[j][1], values[j][3])));
-  }
-  // Now row lane / 4 of each tile of rows, and a pair of its columns.
-  const uint32_t word = lane / 4 * 32 + ((column / 8 % 8) ^ (lane / 4)) * 4 + lane % 4;
-#pragma unroll
-  for (int j = 0; j < kRowTiles; ++j) {
-    const uint32_t row = first_row + j * 8;
-    const uint64_t panel = uint64_t{row / kPanelRows} * panels + column / 64;
-    if (row + lane / 4 < args.m && column < columns) {
-      args.gated[(panel * kPanelRows + row % kPanelRows) * 32 + word] = pairs[j];
-    }
-  }
-}
-#endif
 
 // kGated: `args.gated` is written; W comes eight gates and their eight ups by turns, so that a thread has both.
 template <int kStageSlices, int kBlockRows, int kClusterBlocks, bool kGated>
@@ -324,11 +248,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       if (args.HasEmptySegments()) {
         for_all([](float& value, int) { value = __fadd_rn(value, 0.0f); });
       }
-      if (args.bias != nullptr) {
-        const float bias[2] = {output < outputs ? args.bias[output] : 0.0f,
-                               other < args.out ? args.bias[other] : 0.0f};
-        for_all([&](float& value, int half) { value = __fadd_rn(value, bias[half]); });
-      }
+      AddBias(args, output < outputs ? output : args.out, other, totals);
       if constexpr (kGated) {
         WriteGated(args, output - lane / 4, first_row, lane, totals);
       } else {

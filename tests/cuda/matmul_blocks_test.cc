@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "kernels/cuda/block_order.h"
+#include "kernels/cuda/layer_ops.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/quantized.h"
 #include "tests/cuda/backend_testing.h"
@@ -35,6 +36,13 @@ class CudaMatmulBlocksTest : public CudaBackendFixture {
                      {bias.empty() ? nullptr : of_bias.data(), accumulate});
     on_device.Fetch();
     return result;
+  }
+  // Gates from which on no tile of them and their ups is split, on this device.
+  int64_t LeastWholeWidth() {
+    int multiprocessors = 0;
+    EXPECT_EQ(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0),
+              cudaSuccess);
+    return multiprocessors / 2 * 64 + 32;
   }
   int64_t AnyPadding() { return random_.Int(0, 1) == 0 ? 3 : 4; }
 };
@@ -198,12 +206,76 @@ TEST_F(CudaMatmulBlocksTest, NormedAndGatedOperandsAreThoseThatWereMadeBefore) {
   }
 }
 
-// A whole gated MLP of quantised weights, and of such beside plain ones: its parts to the bit, though no kernel gates them.
+// The kernels that gate a batch's rows: the bits of the product and of the gate that come one after the other, and nothing else
+// written.
+TEST_F(CudaMatmulBlocksTest, GatedBatchesHaveTheBitsOfTheirParts) {
+  SCOPED_TRACE(Seed());
+  const int64_t whole = LeastWholeWidth();
+  for (const WeightType type : kBlockTypes) {
+    for (const int64_t m : {int64_t{33}, int64_t{64}, int64_t{128}, random_.Int(34, 127)}) {
+      const int64_t in = 512 * random_.Int(1, 3), width = whole + 32 * random_.Int(0, 9);
+      const int64_t out = 2 * width;
+      SCOPED_TRACE(testing::Message()
+                   << WeightTypeName(type) << ", m " << m << ", in " << in << ", width " << width);
+      const BlockMatrix matrix(random_, out, in, type);
+      std::vector<std::byte> rows;
+      for (const std::byte* row : matrix.stored().rows) {
+        rows.insert(rows.end(), row, row + WeightRowBytes(type, in));
+      }
+      DeviceWeights w;
+      w.out = out;
+      w.in = in;
+      w.way = DeviceWeights::Way::kBlocks;
+      w.type = type;
+      DeviceArray<std::byte> packed(BlockBytes(type, out, in));
+      packed.Zero();
+      w.data = packed.data();
+      const DeviceArray<std::byte> source(rows);
+      WINNOW_CUDA_OK(PackBlocks(source.data(), 0, out, w, nullptr));
+      if (!StreamsBlocks(m, w)) {
+        ASSERT_FALSE(GatesProducts(m, w));
+        continue;
+      }
+      ASSERT_TRUE(GatesProducts(m, w));
+      ASSERT_FALSE(GatesProducts(kMatmulFewRows, w));
+      ASSERT_FALSE(GatesProducts(kMatmulBatchRows + 1, w));
+      // Sums of like size, whatever scales are.
+      Matrix x = Matrix::Normal(random_, m, in, 1.0f / std::sqrt(static_cast<float>(in)));
+      std::vector<float> bias;
+      if (random_.Int(0, 1) == 1) {
+        for (int64_t o = 0; o < out; ++o) bias.push_back(random_.Normal());
+      }
+      const DeviceArray<float> of_bias(bias), gate_up(m * out);
+      const auto on_device = Upload(x);
+      const DeviceArray<std::byte> ordered(OrderedBytes(m, in));
+      WINNOW_CUDA_OK(
+          OrderRows(on_device.data(), x.tensor().stride, m, in, ordered.data(), nullptr));
+      MatmulArgs args;
+      args.m = m;
+      args.y = gate_up.data();
+      args.y_stride = out;
+      args.bias = bias.empty() ? nullptr : of_bias.data();
+      constexpr size_t kBehind = 4096;
+      const DeviceArray<std::byte> parts(OrderedBytes(m, width) + kBehind),
+          gated(OrderedBytes(m, width) + kBehind);
+      WINNOW_CUDA_OK(MatmulOrdered(args, w, ordered.data(), nullptr));
+      WINNOW_CUDA_OK(SiluMulOrdered({gate_up.data(), m, out, out}, parts.data(), nullptr));
+      args.y = nullptr;
+      WINNOW_CUDA_OK(MatmulGated(args, w, ordered.data(), gated.data(), nullptr));
+      ASSERT_TRUE(gated.Get() == parts.Get());
+    }
+  }
+}
+
+// A whole gated MLP of quantised weights, and of such beside plain ones: its parts to the bit.
 TEST_F(CudaMatmulBlocksTest, AGatedMlpIsItsPartsForAnyNumberOfRows) {
   SCOPED_TRACE(Seed());
   for (const WeightType type : {WeightType::kQ8_0, WeightType::kL4x32, WeightType::kBF16}) {
-    for (const int64_t m : {1, 20, 100, 129, 300}) {
-      const int64_t hidden = 128 * random_.Int(1, 4), width = 128 * random_.Int(1, 4);
+    for (const int64_t m : {1, 20, 50, 100, 129, 300}) {
+      // Of 50 and 100 rows what a kernel gates, where both are of one type.
+      const bool wide = m == 50 || m == 100;
+      const int64_t hidden = wide ? 512 : 128 * random_.Int(1, 4);
+      const int64_t width = wide ? (LeastWholeWidth() + 127) / 128 * 128 : 128 * random_.Int(1, 4);
       SCOPED_TRACE(testing::Message() << WeightTypeName(type) << ", m " << m << ", hidden "
                                       << hidden << ", width " << width);
       const BlockMatrix gate(random_, width, hidden, type),

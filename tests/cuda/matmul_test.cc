@@ -294,7 +294,7 @@ float InPanels(const std::vector<std::byte>& panels, int64_t columns, int64_t ro
   return ToFloat(value);
 }
 
-// The kernel that gates: the reference's values rounded, the bits of the product and of the gate that come one after the other,
+// The kernels that gate: the reference's values rounded, the bits of the product and of the gate that come one after the other,
 // and nothing else written.
 TEST_F(CudaMatmulTest, GatedProductsHaveTheBitsOfTheirPartsAndTheReferencesValues) {
   SCOPED_TRACE(Seed());
@@ -317,6 +317,14 @@ TEST_F(CudaMatmulTest, GatedProductsHaveTheBitsOfTheirPartsAndTheReferencesValue
       {random_.Int(1000, 1056), 512, all - 32 * random_.Int(0, 1)},
       {random_.Int(1060, 1152), 512, all - 32 * random_.Int(0, 1)},
       {random_.Int(1500, 2100), 512, all + 32 * random_.Int(1, 9)},
+      // A batch's: the least tiles that are not split, and more, of segments as above.
+      {64, 256, all + 32},
+      {128, 256, all / 2 + 32},
+      {random_.Int(33, 64), 32 * random_.Int(1, 7), all + 32 * random_.Int(1, 70)},
+      {random_.Int(33, 64), 256 * 3, all + 32 * random_.Int(1, 9)},
+      {random_.Int(33, 64), random_.Int(300, 1500), all + 32 * random_.Int(1, 9)},
+      {random_.Int(65, 128), 256 * 3, all / 2 + 32 * random_.Int(1, 9)},
+      {random_.Int(65, 128), 512, all / 2 + 32 * random_.Int(1, 140)},
   };
   for (size_t round = 0; round < 2 * sizes.size(); ++round) {
     const Size size = sizes[round % sizes.size()];
@@ -342,7 +350,7 @@ TEST_F(CudaMatmulTest, GatedProductsHaveTheBitsOfTheirPartsAndTheReferencesValue
       continue;
     }
     ASSERT_TRUE(GatesProducts(size.m, w));
-    ASSERT_FALSE(GatesProducts(kMatmulBatchRows, w));
+    ASSERT_FALSE(GatesProducts(kMatmulFewRows, w));
     DeviceArray<std::byte> packed(PackedMatrixBytes(out, size.in, w.way, w.storage));
     packed.Zero();
     w.data = packed.data();
@@ -404,7 +412,7 @@ TEST_F(CudaMatmulTest, GatedProductsThatNoKernelHasAreRefused) {
     EXPECT_EQ(MatmulGated(args, w, nullptr, nullptr, nullptr), cudaErrorInvalidValue);
   }
   w.out = 128;
-  args.m = kMatmulBatchRows;
+  args.m = kMatmulBatchRows;  // tiles of so few outputs are split
   EXPECT_EQ(MatmulGated(args, w, nullptr, nullptr, nullptr), cudaErrorInvalidValue);
 }
 
