@@ -71,14 +71,26 @@ void CpuBackend::PlanAttention(const Tensor& q, std::span<const AttentionChunk> 
       }
     }
   }
-  // A tile that is more than a quarter of one thread's share is run split by split.
+  // A tile that is more than a quarter of one thread's share is run split by split; those of a chunk take turns, so that threads
+  // at work on the same tokens of other heads read memory that lies together.
   const double large = total_cost / num_threads() / 4;
-  for (size_t i = 0; i < attention_work_.size(); ++i) {
-    AttentionWork& work = attention_work_[i];
-    work.split = num_threads() > 1 && work.num_splits > 1 && Cost(work) > large;
-    for (int32_t split = 0; split < (work.split ? work.num_splits : 1); ++split) {
-      attention_items_.push_back({static_cast<int32_t>(i), split});
+  for (size_t begin = 0; begin < attention_work_.size();) {
+    const int32_t* const chunk = attention_work_[begin].tile.block_table;
+    size_t end = begin;
+    int32_t most_splits = 1;
+    for (; end < attention_work_.size() && attention_work_[end].tile.block_table == chunk; ++end) {
+      AttentionWork& work = attention_work_[end];
+      work.split = num_threads() > 1 && work.num_splits > 1 && Cost(work) > large;
+      if (work.split) most_splits = std::max(most_splits, work.num_splits);
     }
+    for (int32_t split = 0; split < most_splits; ++split) {
+      for (size_t i = begin; i < end; ++i) {
+        if (split < (attention_work_[i].split ? attention_work_[i].num_splits : 1)) {
+          attention_items_.push_back({static_cast<int32_t>(i), split});
+        }
+      }
+    }
+    begin = end;
   }
 }
 

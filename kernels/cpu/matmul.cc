@@ -128,19 +128,65 @@ bool FillPlainPart(ThreadPool& threads, std::span<const PlainRow> rows, DType co
       part);
 }
 
+// The panels of a product of few rows as items that threads take one after the other: of `largest` panels, and towards the end
+// of half as many, and half of those, down to one, about as many of each as there are threads. A thread that is slower than
+// others, or began later, then keeps them waiting for a panel and not for an item.
+class ShrinkingItems {
+ public:
+  ShrinkingItems(int64_t panels, int64_t largest, int num_threads) : panels_(panels) {
+    int64_t first = 0;
+    for (int64_t size = largest; size > 0 && first < panels; size /= 2) {
+      // What smaller sizes take.
+      const int64_t left = num_threads == 1 ? 0 : num_threads * (size - 1);
+      const int64_t items = size == 1
+                                ? panels - first
+                                : (std::max<int64_t>(0, panels - first - left) + size - 1) / size;
+      zones_[num_zones_++] = {count_, first, size};
+      count_ += items;
+      first += items * size;
+    }
+  }
+
+  int64_t count() const { return count_; }
+  // [first, last) of an item.
+  std::pair<int64_t, int64_t> Panels(int64_t item) const {
+    int zone = 0;
+    while (zone + 1 < num_zones_ && item >= zones_[zone + 1].first_item) ++zone;
+    const int64_t first =
+        zones_[zone].first_panel + (item - zones_[zone].first_item) * zones_[zone].size;
+    return {first, std::min(panels_, first + zones_[zone].size)};
+  }
+
+ private:
+  struct Zone {
+    int64_t first_item, first_panel, size;
+  };
+  int64_t panels_, count_ = 0;
+  int num_zones_ = 0;
+  Zone zones_[64];  // of halves of a size
+};
+
 // Calls tiles(first_row, last_row, first_panel, last_panel) so that all rows meet all panels, on all threads. An item is
-// a group of panels and a range of rows. Panels: as many as make it worth a hand-over; rows: as many as `split` allows,
-// unless there are too few groups to keep the threads evenly busy.
+// a group of panels and a range of rows. Panels: as many as make it worth a hand-over; rows: few all together, and of more as
+// many as `split` allows, unless there are too few groups to keep the threads evenly busy.
 template <typename Tiles>
 void ForEachItem(ThreadPool& threads, int64_t rows, int64_t panels, size_t panel_bytes,
                  const ProductSplit& split, int num_threads, Tiles tiles) {
-  const int64_t side_by_side = split.one_row_panels;
-  const int64_t group =
-      rows == 1 ? std::max(side_by_side, static_cast<int64_t>(split.one_row_bytes / panel_bytes) /
-                                             side_by_side * side_by_side)
-                : split.panels;
-  const int64_t groups = (panels + group - 1) / group;
-  const int64_t wanted = 8 * num_threads;
+  if (rows <= split.least_rows) {
+    const int64_t side_by_side = split.one_row_panels;
+    const int64_t largest =
+        rows == 1 ? std::max(side_by_side, static_cast<int64_t>(split.one_row_bytes / panel_bytes) /
+                                               side_by_side * side_by_side)
+                  : split.panels;
+    const ShrinkingItems items(panels, largest, num_threads);
+    threads.ParallelFor(items.count(), [&](int64_t item, int) {
+      const auto [first, last] = items.Panels(item);
+      tiles(0, rows, first, last);
+    });
+    return;
+  }
+  const int64_t groups = (panels + split.panels - 1) / split.panels;
+  const int64_t wanted = int64_t{8} * num_threads;
   int64_t rows_per_item = rows;
   if (groups < wanted) {
     rows_per_item =
@@ -149,10 +195,10 @@ void ForEachItem(ThreadPool& threads, int64_t rows, int64_t panels, size_t panel
   if (split.most_rows > 0) rows_per_item = std::min(rows_per_item, split.most_rows);
   const int64_t row_items = (rows + rows_per_item - 1) / rows_per_item;
   threads.ParallelFor(groups * row_items, [&](int64_t item, int) {
-    const int64_t first_panel = item / row_items * group;
+    const int64_t first_panel = item / row_items * split.panels;
     const int64_t first_row = item % row_items * rows_per_item;
     tiles(first_row, std::min(rows, first_row + rows_per_item), first_panel,
-          std::min(panels, first_panel + group));
+          std::min(panels, first_panel + split.panels));
   });
 }
 

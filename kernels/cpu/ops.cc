@@ -44,7 +44,7 @@ constexpr CpuOps WithAmx(CpuOps ops) {
   ops.attend_splits = amx::AttendSplits;
   // 8 panels of a long row and 128 rows are about 2 MiB, the second-level cache of the processors that have AMX.
   // One row of a 1B model's step with 16 threads, ms: 22 to 23 in items of eight panels, 18 to 20 in items of 256 KiB,
-  // however few panels those are; AVX-512 gains nothing by that.
+  // however few panels those are, when all items had one size.
   ops.product_split = {.panels = 8,
                        .least_rows = 32,
                        .most_rows = 128,

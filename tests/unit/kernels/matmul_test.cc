@@ -82,6 +82,38 @@ TEST_P(MatmulTest, ARowIsTheSameBitsAloneAndInABatchOfAnySize) {
   }
 }
 
+// Items that shrink towards the end meet every panel once: what is added twice, or not at all, shows.
+TEST_P(MatmulTest, AnyNumberOfThreadsAddsEveryOutputOnce) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 12; ++round) {
+    // Panels of some hundred bytes, of which an item has hundreds, to such that are items by themselves.
+    const int64_t in = round % 2 == 0 ? random_.Int(1, 40) : random_.Int(500, 3000);
+    const int64_t out = round % 2 == 0 ? random_.Int(1, 20000) : random_.Int(1, 1500);
+    const FileMatrix w(random_, out, in, DType::kBF16);
+    const std::vector<HostMatrix> parts = {w.host()};
+    Matrix x = Matrix::Normal(random_, 40, in);
+    const Matrix before = Matrix::Normal(random_, 40, out);
+    std::vector<Matrix> alone;
+    for (const int threads : {1, 2, 3, 7, 16}) {
+      const auto backend = Make(threads);
+      const auto packed = backend->Pack(parts, DType::kBF16);
+      size_t at = 0;
+      for (const int64_t m : {1, 2, 9, 40}) {
+        Matrix y = before;
+        backend->Matmul(x.tensor().RowRange(0, m), *packed, y.tensor().RowRange(0, m),
+                        {.accumulate = true});
+        if (threads == 1) alone.push_back(y);
+        for (int64_t i = 0; i < 40; ++i) {
+          ASSERT_TRUE(SameBits(y, i, alone[at], i))
+              << "row " << i << " of " << m << ", in " << in << ", out " << out << ", " << threads
+              << " threads";
+        }
+        ++at;
+      }
+    }
+  }
+}
+
 TEST_P(MatmulTest, LongInnerDimensionsKeepOneOrder) {
   SCOPED_TRACE(Seed());
   const int64_t in = random_.Int(9000, 11000), out = 70, m = 100;
