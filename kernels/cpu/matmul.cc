@@ -136,7 +136,7 @@ class ShrinkingItems {
   ShrinkingItems(int64_t panels, int64_t largest, int num_threads) : panels_(panels) {
     int64_t first = 0;
     for (int64_t size = largest; size > 0 && first < panels; size /= 2) {
-      // What smaller sizes take.
+      // Smaller sizes take so many.
       const int64_t left = num_threads == 1 ? 0 : num_threads * (size - 1);
       const int64_t items = size == 1
                                 ? panels - first

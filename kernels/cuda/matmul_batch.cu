@@ -17,6 +17,8 @@
 //             split, a block's own share not sent                   24.4, 19.2,     -,  49.1
 //             split, 256 outputs, one block                         24.7, 20.2,  97.8,  50.5
 //             split, 128 rows of which half exist                   34.5, 19.2, 126.7,  48.8
+//             split, eight stages, one block                        a step of 64 sequences at 2K 13.8 ms in place of 12.9
+//             nothing of x read, nothing multiplied (to see)        23.8, 17.7,  83.3,  45.4: neither bounds it
 //   128 rows  matmul_wgmma.cu                                       34.0, 34.6,  90.9, 104.3
 //             split                                                 35.7, 19.8, 135.3,  49.9
 //             whole                                                 30.2, 29.3,  87.7,  90.5

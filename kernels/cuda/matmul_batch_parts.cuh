@@ -39,7 +39,7 @@ struct BatchTile {
   static constexpr int kRowGroups = 2 / kOutputGroups;
   static constexpr int kOutputs = kOutputGroups * 64;
   static constexpr int kWTiles = kOutputs / 16;
-  // A gate's warp has its up's so many warps further on.
+  // The warp of an up comes so many after its gate's.
   static constexpr int kWarpsToUp = kWTiles / 2;
   static constexpr int kRowTiles = kPanels * kPanelRowTiles;  // of a warpgroup
   // A piece of x of 64 inner values.
@@ -47,7 +47,7 @@ struct BatchTile {
   // Shared memory that the segments' sums of a split tile need: 16 bytes a thread for each tile of rows of a block's share.
   static constexpr size_t kSumsBytes =
       size_t{kMatmulSegments} * (kRowTiles / kBatchClusterBlocks) * kBatchThreads * 16;
-  // And what a whole one needs, to be gated.
+  // The same of a whole tile that is gated.
   static constexpr size_t kGatedBytes = size_t{kRowTiles} * kBatchThreads * 16;
   static_assert(kGatedBytes <= kSumsBytes);
 };
@@ -65,7 +65,7 @@ __device__ __forceinline__ BatchPart PartOfBlock(const Operands& args) {
   return {rank, block / kSplit, first, min(first + slices, args.slices)};
 }
 
-// Which 16 outputs of W are the `index`-th of a tile; the last ones that exist where its own do not.
+// The place in W of a tile's `index`-th 16 outputs, of the last ones that exist where its own do not.
 template <typename T>
 __device__ __forceinline__ int32_t WTileOf(const Operands& args, int32_t tile, int index) {
   if (args.gated == nullptr) return min(tile * T::kWTiles + index, (args.out + 15) / 16 - 1);

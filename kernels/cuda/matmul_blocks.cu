@@ -4,7 +4,9 @@
 // its fragments itself: its integers are 8 or 16 bytes in a row, and widening them takes two to five instructions a
 // weight, about as long as HBM takes to bring 4 bits. The chains of matrix instructions are those of plain weights, and so
 // are the bits.
-// x comes from L1, which both blocks share: one row's products take 1 to 7 % less than from L2 (H200, 2026-11-27).
+// x comes from L1, which both blocks share: one row's products take 1 to 7 % less than from L2 (H200, 2026-11-27). Tried and lost in
+// a step with L4x32 at 8K (H100, 2.84 ms): x of two records asked for into L1 at once 2.84; records two by two while the kernel
+// before still runs 2.93, three by three 2.93, all at once 2.96.
 //
 // The rows of a batch on Hopper: matmul_blocks_batch.cu. More rows, and other devices: the matrix is widened into plain tiles,
 // in pieces of outputs, and the kernels of kTensor read those. WidenKernel is a warp a tile.

@@ -175,7 +175,7 @@ __device__ __forceinline__ void WriteGated(const Operands& args, uint32_t column
 }
 // Whether m rows are a batch's, where the code that runs on the current device has what those need.
 bool TakesBatchMatmul(int64_t m, int64_t out);
-// Whether it gates them. REQUIRES: TakesBatchMatmul().
+// Whether MatmulOfBatch() has a kernel that gates them. REQUIRES: TakesBatchMatmul().
 bool GatesBatchMatmul(int64_t m, int64_t out);
 // REQUIRES: TakesBatchMatmul(), and x in panels; for `gated` GatesBatchMatmul() too.
 [[nodiscard]] cudaError_t MatmulOfBatch(const Operands& operands, Stream stream);
@@ -188,7 +188,7 @@ bool HasGroupMatmul();
 // REQUIRES: kBlocks, and StreamsBlocks(m, w); for `gated` GatesBlocks() too. operands.w is not read.
 [[nodiscard]] cudaError_t MatmulBlocks(const Operands& operands, const DeviceWeights& w,
                                        Stream stream);
-// Whether it gates them. REQUIRES: StreamsBlocks(m, w).
+// Whether MatmulBlocks() has a kernel that gates m rows. REQUIRES: StreamsBlocks(m, w).
 bool GatesBlocks(int64_t m, const DeviceWeights& w);
 
 // REQUIRES: kExact, and m >= 1.
