@@ -204,7 +204,7 @@ bool TakesBatchMatmul(int64_t m, int64_t out) {
 
 bool GatesBatchMatmul(int64_t m, int64_t out) {
   const int outputs = m <= kPanelRows ? BatchTile<2>::kOutputs : BatchTile<1>::kOutputs;
-  return out % (2 * kOrderedSlice) == 0 && !SplitsBatchTiles(CeilDiv(out, outputs));
+  return !SplitsBatchTiles(CeilDiv(out, outputs));
 }
 
 cudaError_t MatmulOfBatch(const Operands& operands, Stream stream) {

@@ -175,7 +175,7 @@ __device__ __forceinline__ void WriteGated(const Operands& args, uint32_t column
 }
 // Whether m rows are a batch's, where the code that runs on the current device has what those need.
 bool TakesBatchMatmul(int64_t m, int64_t out);
-// Whether MatmulOfBatch() has a kernel that gates them. REQUIRES: TakesBatchMatmul().
+// Whether MatmulOfBatch() has a kernel that gates them. REQUIRES: TakesBatchMatmul(), and whole slices of gates.
 bool GatesBatchMatmul(int64_t m, int64_t out);
 // REQUIRES: TakesBatchMatmul(), and x in panels; for `gated` GatesBatchMatmul() too.
 [[nodiscard]] cudaError_t MatmulOfBatch(const Operands& operands, Stream stream);
@@ -188,8 +188,8 @@ bool HasGroupMatmul();
 // REQUIRES: kBlocks, and StreamsBlocks(m, w); for `gated` GatesBlocks() too. operands.w is not read.
 [[nodiscard]] cudaError_t MatmulBlocks(const Operands& operands, const DeviceWeights& w,
                                        Stream stream);
-// Whether MatmulBlocks() has a kernel that gates m rows. REQUIRES: StreamsBlocks(m, w).
-bool GatesBlocks(int64_t m, const DeviceWeights& w);
+// Whether MatmulBlocks() has a kernel that gates m rows. REQUIRES: m > kMatmulFewRows, StreamsBlocks(m, w), and whole slices of gates.
+bool GatesBlocks(const DeviceWeights& w);
 
 // REQUIRES: kExact, and m >= 1.
 [[nodiscard]] cudaError_t MatmulExact(const MatmulArgs& args, const DeviceWeights& w,

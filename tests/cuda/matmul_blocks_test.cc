@@ -23,6 +23,24 @@ std::vector<uint16_t> Widened(const StoredMatrix& w) {
   return values;
 }
 
+// The weights in `packed`, of as many bytes as they take, which must outlive what is returned.
+DeviceWeights PackOnDevice(const StoredMatrix& w, DeviceArray<std::byte>& packed) {
+  std::vector<std::byte> rows;
+  for (const std::byte* row : w.rows) {
+    rows.insert(rows.end(), row, row + WeightRowBytes(w.type, w.cols));
+  }
+  packed.Zero();
+  DeviceWeights blocks;
+  blocks.data = packed.data();
+  blocks.out = static_cast<int64_t>(w.rows.size());
+  blocks.in = w.cols;
+  blocks.way = DeviceWeights::Way::kBlocks;
+  blocks.type = w.type;
+  const DeviceArray<std::byte> source(rows);
+  EXPECT_EQ(PackBlocks(source.data(), 0, blocks.out, blocks, nullptr), cudaSuccess);
+  return blocks;
+}
+
 class CudaMatmulBlocksTest : public CudaBackendFixture {
  protected:
   // One product as the backend computes it: rows [first, first + rows) of x.
@@ -218,20 +236,8 @@ TEST_F(CudaMatmulBlocksTest, GatedBatchesHaveTheBitsOfTheirParts) {
       SCOPED_TRACE(testing::Message()
                    << WeightTypeName(type) << ", m " << m << ", in " << in << ", width " << width);
       const BlockMatrix matrix(random_, out, in, type);
-      std::vector<std::byte> rows;
-      for (const std::byte* row : matrix.stored().rows) {
-        rows.insert(rows.end(), row, row + WeightRowBytes(type, in));
-      }
-      DeviceWeights w;
-      w.out = out;
-      w.in = in;
-      w.way = DeviceWeights::Way::kBlocks;
-      w.type = type;
       DeviceArray<std::byte> packed(BlockBytes(type, out, in));
-      packed.Zero();
-      w.data = packed.data();
-      const DeviceArray<std::byte> source(rows);
-      WINNOW_CUDA_OK(PackBlocks(source.data(), 0, out, w, nullptr));
+      const DeviceWeights w = PackOnDevice(matrix.stored(), packed);
       if (!StreamsBlocks(m, w)) {
         ASSERT_FALSE(GatesProducts(m, w));
         continue;
@@ -272,7 +278,7 @@ TEST_F(CudaMatmulBlocksTest, AGatedMlpIsItsPartsForAnyNumberOfRows) {
   SCOPED_TRACE(Seed());
   for (const WeightType type : {WeightType::kQ8_0, WeightType::kL4x32, WeightType::kBF16}) {
     for (const int64_t m : {1, 20, 50, 100, 129, 300}) {
-      // Of 50 and 100 rows what a kernel gates, where both are of one type.
+      // A kernel gates 50 and 100 rows of so many outputs, where gates and ups are of one type.
       const bool wide = m == 50 || m == 100;
       const int64_t hidden = wide ? 512 : 128 * random_.Int(1, 4);
       const int64_t width = wide ? (LeastWholeWidth() + 127) / 128 * 128 : 128 * random_.Int(1, 4);
@@ -317,20 +323,8 @@ TEST_F(CudaMatmulBlocksTest, WidenedTilesAreThoseOfPlainWeights) {
     SCOPED_TRACE(testing::Message() << WeightTypeName(type) << ", in " << in << ", out " << out);
     const BlockMatrix matrix(random_, out, in, type);
     const StoredMatrix stored = matrix.stored();
-    std::vector<std::byte> rows;
-    for (const std::byte* row : stored.rows) {
-      rows.insert(rows.end(), row, row + WeightRowBytes(type, in));
-    }
-    DeviceWeights blocks;
-    blocks.out = out;
-    blocks.in = in;
-    blocks.way = DeviceWeights::Way::kBlocks;
-    blocks.type = type;
     DeviceArray<std::byte> packed(BlockBytes(type, out, in));
-    packed.Zero();
-    blocks.data = packed.data();
-    const DeviceArray<std::byte> source(rows);
-    WINNOW_CUDA_OK(PackBlocks(source.data(), 0, out, blocks, nullptr));
+    const DeviceWeights blocks = PackOnDevice(stored, packed);
 
     // Outputs from a tile in the middle on.
     const int64_t first = random_.Int(0, (out - 1) / 16) * 16, count = out - first;
