@@ -1,5 +1,6 @@
 #include "kernels/cuda/stream.h"
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <mutex>
@@ -44,14 +45,15 @@ cudaError_t LaunchNow(LaunchBytes bytes, cudaStream_t stream) {
   return cudaLaunchKernelExC(&config, launch.kernel, params.data());
 }
 
-// Every kernel may have so much without being allowed it, with the variables that it has beside.
-constexpr size_t kAlwaysAllowedBytes = 32 * 1024;
+// Every kernel may have so much shared memory without being allowed it: its variables, and dynamic.
+constexpr size_t kAlwaysAllowedBytes = 48 * 1024;
 
 // Of a kernel on a device. Of the whole process: what a kernel is allowed on one thread holds on all. The driver is
 // never told a number below what is allowed already: that would take the rest away.
 struct Known {
-  size_t allowed_bytes = kAlwaysAllowedBytes;
-  unsigned threads = 0;  // the last that was asked about; 0: none was
+  bool has_allowed_bytes = false;
+  size_t allowed_bytes = 0;  // of dynamic shared memory
+  unsigned threads = 0;      // the last that was asked about; 0: none was
   size_t shared_bytes = 0;
   int blocks = 0;
 };
@@ -60,6 +62,16 @@ std::map<int, std::unordered_map<const void*, Known>> known_by_device;
 
 // REQUIRES: known_mutex is held.
 cudaError_t Allow(Known& known, const void* kernel, size_t shared_bytes) {
+  if (!known.has_allowed_bytes) {
+    cudaFuncAttributes attributes = {};
+    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+        error != cudaSuccess) {
+      return error;
+    }
+    known.allowed_bytes =
+        kAlwaysAllowedBytes - std::min(kAlwaysAllowedBytes, attributes.sharedSizeBytes);
+    known.has_allowed_bytes = true;
+  }
   if (shared_bytes <= known.allowed_bytes) return cudaSuccess;
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
@@ -85,7 +97,7 @@ cudaError_t UseDevice(int device) {
 }
 
 cudaError_t AllowShared(const void* kernel, size_t shared_bytes) {
-  if (shared_bytes <= kAlwaysAllowedBytes) return cudaSuccess;
+  if (shared_bytes == 0) return cudaSuccess;
   const std::lock_guard lock(known_mutex);
   return Allow(known_by_device[DeviceOfThread()][kernel], kernel, shared_bytes);
 }
