@@ -70,7 +70,8 @@ class RowOps {
                           const PackedTransformCode& transform, const TailMasses& tail,
                           int32_t head_dim, float* states) = 0;
 
-  // out row of each query [H*d] = the states' attention; zeros where a state is of no keys.
+  // out row of each query [H*d] = the states' attention; zeros where a state is of no keys. The states' last use: they may
+  // or may not have been merged in memory.
   virtual void FinishStates(std::span<const RetrievalQuery> queries, const float* states,
                             int32_t head_dim, const Tensor& out) = 0;
 

@@ -116,7 +116,10 @@ std::string CheckResidualCode(const TransformCodeWeights& first,
   return {};
 }
 
-std::vector<CodeField> LayCodeFields(std::span<const uint8_t> widths, int32_t words) {
+namespace {
+
+// Each quad goes to the emptiest word or to the fullest that has room, the widest first.
+std::vector<CodeField> LayInto(std::span<const uint8_t> widths, int32_t words, bool emptiest) {
   std::vector<int32_t> order(widths.size()), used(words);
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
@@ -130,9 +133,10 @@ std::vector<CodeField> LayCodeFields(std::span<const uint8_t> widths, int32_t wo
   };
   std::vector<int32_t> to_split;
   for (const int32_t quad : order) {
-    int32_t best = -1;  // the fullest word that has room
+    int32_t best = -1;
     for (int32_t word = 0; word < words; ++word) {
-      if (used[word] + widths[quad] <= 8 && (best < 0 || used[word] > used[best])) best = word;
+      if (used[word] + widths[quad] > 8) continue;
+      if (best < 0 || (emptiest ? used[word] < used[best] : used[word] > used[best])) best = word;
     }
     if (best < 0) {
       to_split.push_back(quad);
@@ -154,6 +158,31 @@ std::vector<CodeField> LayCodeFields(std::span<const uint8_t> widths, int32_t wo
     return a.word != b.word ? a.word < b.word : a.shift < b.shift;
   });
   return fields;
+}
+
+}  // namespace
+
+int32_t CodeFieldSteps(std::span<const CodeField> fields, int32_t words) {
+  int32_t steps = 0;
+  for (int32_t first = 0; first < words; first += 4) {
+    // Two words are shared by two lanes each.
+    const int32_t lanes = words - first == 2 ? 2 : 1;
+    int32_t most = 0;
+    for (int32_t word = first; word < std::min(first + 4, words); ++word) {
+      const auto of_word = static_cast<int32_t>(
+          std::count_if(fields.begin(), fields.end(),
+                        [word](const CodeField& field) { return field.word == word; }));
+      most = std::max(most, (of_word + lanes - 1) / lanes);
+    }
+    steps += (most + 1) / 2;
+  }
+  return steps;
+}
+
+std::vector<CodeField> LayCodeFields(std::span<const uint8_t> widths, int32_t words) {
+  std::vector<CodeField> full = LayInto(widths, words, /*emptiest=*/false);
+  std::vector<CodeField> even = LayInto(widths, words, /*emptiest=*/true);
+  return CodeFieldSteps(even, words) < CodeFieldSteps(full, words) ? even : full;
 }
 
 int32_t MassKey(float mass) {

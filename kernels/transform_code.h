@@ -138,9 +138,12 @@ std::string CheckTransformCode(const TransformCodeWeights& weights);
 std::string CheckResidualCode(const TransformCodeWeights& first,
                               const TransformCodeWeights& residual);
 
-// Fields that hold quads of these widths in a code of so many words, few of them split. REQUIRES: the widths add up to
-// 8 * words.
+// Fields that hold quads of these widths in a code of so many words, few of them split and in few CodeFieldSteps. REQUIRES:
+// the widths add up to 8 * words.
 std::vector<CodeField> LayCodeFields(std::span<const uint8_t> widths, int32_t words);
+// How often a GPU multiplies by a code: its lanes take a word of four each, two fields at a time, and wait for the word that
+// has most of them.
+int32_t CodeFieldSteps(std::span<const CodeField> fields, int32_t words);
 
 // Bytes that selection has to read of the codes.
 inline double SelectByMassBytes(std::span<const RetrievalQuery> queries, const CodeLayout& layout) {

@@ -10,10 +10,13 @@
 // of 8 heads on an H100: one group for all cells, 3.3 ms; eight groups that look at every token's cell, without loads
 // ahead, 64 dimensions a block, 1.0 ms.
 //
-// EndStates: a block a query head; of a tail kTailParts groups of threads take a slice of the cells each, a thread a dimension of
-// V, and the slices' sums are added in ascending order. One group for all cells waits for each cell's row in turn: 126 us
-// for the 32 heads of a layer on an H100. Tables are parameters of the launch and not descriptors in memory, so that no
-// copy stands between a layer's kernels, and a step's kernels remain the same and go as graphs.
+// EndStates: a block has up to four heads of a group, whose tails need the same means of cells, and 32 dimensions where it
+// leaves attention; of states, whose ends it changes, all. Of a tail kTailParts groups of threads take a slice of the cells
+// each, a thread a dimension of V, and the slices' sums are added in ascending order. One group for all cells waits for each
+// cell's row in turn: 126 us for the 32 heads of a layer on an H100. A block for each head, which read what it needs bit by
+// bit, took 12.4 us on an H200 where 7.7 are left, and with 24 sequences, most of it divisions, 32 for 17. Tables are
+// parameters of the launch and not descriptors in memory, so that no copy stands between a layer's kernels, and a step's
+// kernels remain the same and go as graphs.
 #include "kernels/cuda/transform_code.h"
 
 #include <algorithm>
@@ -74,6 +77,27 @@ Offsets OffsetsOf(const TransformCodeWeights& weights) {
   return at;
 }
 
+// A word's bits of the cell: those at the same place of their bytes are one field. `steps`: the most of the slot so far.
+void AddCellFields(int32_t word, const DeviceTransformHead& from, DeviceTransformHead::Class& to,
+                   int32_t& steps) {
+  DeviceTransformHead::CellField of_places[8];
+  for (int32_t i = 0; i < from.num_cell_bits; ++i) {
+    if (from.cell_bits[i] / 32 != word) continue;
+    const int32_t byte = from.cell_bits[i] % 32 / 8, place = from.cell_bits[i] % 8;
+    DeviceTransformHead::CellField& field = of_places[place];
+    field.rotate = static_cast<uint32_t>(place);
+    field.mask |= 1u << 8 * byte;
+    field.weights |= 1u << (from.num_cell_bits - 1 - i) << 8 * byte;
+  }
+  int32_t count = 0;
+  for (const DeviceTransformHead::CellField& field : of_places) {
+    if (field.mask == 0) continue;
+    to.cell_fields[count / 2][count % 2] = field;
+    ++count;
+  }
+  steps = std::max(steps, (count + 1) / 2);
+}
+
 // Fields and bits of cells by slot and class. Class c has word c and word 4 + c; where a slot has two words (of 64 bits, and
 // the last two of 192), classes c and c + 2 share one, and take every second field.
 void AddClasses(int32_t words, DeviceTransformHead& to) {
@@ -81,7 +105,6 @@ void AddClasses(int32_t words, DeviceTransformHead& to) {
     const bool is_shared = words - 4 * slot == 2;
     for (int32_t c = 0; c < 4; ++c) {
       DeviceTransformHead::Class& of_class = to.classes[slot][c];
-      std::fill_n(of_class.cell_bits, 8, 31 << 8);
       const int32_t word = 4 * slot + (is_shared ? c % 2 : c);
       if (word >= words) continue;
       const bool is_second = is_shared && c >= 2;
@@ -92,12 +115,7 @@ void AddClasses(int32_t words, DeviceTransformHead& to) {
         ++count;
       }
       to.steps[slot] = std::max(to.steps[slot], (count + 1) / 2);
-      count = 0;
-      for (int32_t i = 0; i < to.num_cell_bits && !is_second; ++i) {
-        if (to.cell_bits[i] / 32 != word) continue;
-        of_class.cell_bits[count++] = to.cell_bits[i] % 32 | (to.num_cell_bits - 1 - i) << 8;
-      }
-      to.class_cell_bits[slot] = std::max(to.class_cell_bits[slot], count);
+      if (!is_second) AddCellFields(word, to, of_class, to.cell_steps[slot]);
     }
   }
 }
@@ -441,9 +459,10 @@ __global__ void __launch_bounds__(kTableThreads)
 // ---- tail ----
 
 constexpr int kTailParts = 4;
+constexpr int kTailHeads = kTailParts;  // of a block: each slice ends one
+constexpr int kTailDims = 32;           // of a block that leaves attention
 constexpr int kPartCells = kTransformCells / kTailParts;
 constexpr int kTailQueries = 32;  // of a launch
-constexpr int kTailAtOnce = 16;   // rows of the table in flight
 
 struct EndArgs {
   const float* tables[kTailQueries];
@@ -454,100 +473,160 @@ struct EndArgs {
   float* states;
   const float* parts;          // null: none
   const DeviceQuery* queries;  // where there is `out`
-  float* out;                  // null: states alone
+  float* out;                  // null: states
   int64_t out_stride;
-  int32_t query_heads, kv_heads, head_dim, unused;
+  int32_t query_heads, kv_heads, head_dim;
+  int32_t dims;  // of a block, a multiple of 32: a thread of each slice has one
 };
 
-// A block a query head. For a tail four slices of cells, a thread a dimension of each; else one.
-__global__ void __launch_bounds__(1024) EndKernel(const __grid_constant__ EndArgs args) {
-  __shared__ float masses[kTransformCells], divisors[kTransformCells];
-  __shared__ float slices[kTailParts][256];
-  __shared__ long long total_shared;
-  const int32_t head = blockIdx.x, d = args.head_dim;
-  const int32_t group = args.query_heads / args.kv_heads, kv_head = head / group;
-  const bool has_tail = args.heads != nullptr && args.heads[kv_head].tail != 0;
-  const float* const table = args.tables[blockIdx.y];
-  const float* const sums = table + kv_head * kTableRows * d;
-  if (has_tail) {
-    // The group's blocks ask for their table while the rows are attended: from HBM it takes longer than all else here.
-    const int64_t share = CeilDiv(kTableRows * d, group), first = head % group * share;
-    AskIntoL2(sums + first, min(share, kTableRows * d - first));
+// The tail's sums of a block's heads: of its dimensions in slices of cells, and masses.
+struct TailSums {
+  float4 masses[kTransformCells];    // of each head, 0 for one that the block lacks
+  float2 divisors[kTransformCells];  // and their reciprocals
+  float slices[kTailParts][kTailHeads][256];
+  long long totals[kTailHeads];
+};
+
+// a / divisor.x, rounded once (Markstein: the reciprocal is the nearest float, the remainder exact), without the branch that
+// __fdiv_rn has for quotients that are hardly numbers, and behind which nothing is computed ahead.
+__device__ __forceinline__ float Quotient(float a, const float2& divisor) {
+  const float q = __fmul_rn(a, divisor.y);
+  return __fmaf_rn(__fmaf_rn(-divisor.x, q, a), divisor.y, q);
+}
+
+// Leaves the sums of the thread's slice for its dimension `c`, the block's `at`. `table`: of the block's KV head, `counts` too.
+// kAtOnce: rows of the table in flight, the first of which wait for nothing.
+template <int kAtOnce>
+__device__ __forceinline__ void AddUpCells(const EndArgs& args, const float* table,
+                                           const float* counts, int64_t first_head,
+                                           int32_t num_heads, int32_t slice, int32_t c, int32_t at,
+                                           TailSums& sums) {
+  const int32_t d = args.head_dim;
+  const float* const from = table + int64_t{slice} * kPartCells * d + min(c, d - 1);
+  float rows[kAtOnce];
+#pragma unroll
+  for (int i = 0; i < kAtOnce; ++i) rows[i] = from[int64_t{i} * d];
+  const float all = table[int64_t{kTransformCells} * d + min(c, d - 1)],
+              all_count = counts[kTransformCells];
+  const auto* of_cells =
+      reinterpret_cast<const long long*>(args.masses) + first_head * kTransformCells;
+  long long mine[kTailHeads] = {};
+#pragma unroll 2
+  for (int32_t cell = threadIdx.x; cell < kTransformCells; cell += blockDim.x) {
+    float masses[kTailHeads];
+#pragma unroll
+    for (int g = 0; g < kTailHeads; ++g) {
+      const long long mass = g < num_heads ? of_cells[g * kTransformCells + cell] : 0;
+      mine[g] += mass;
+      masses[g] = __fmul_rn(__ll2float_rn(mass), 0x1p-30f);
+    }
+    sums.masses[cell] = make_float4(masses[0], masses[1], masses[2], masses[3]);
+    const float divisor = counts[cell] + 1;
+    sums.divisors[cell] = make_float2(divisor, __frcp_rn(divisor));
   }
+#pragma unroll
+  for (int g = 0; g < kTailHeads; ++g) {
+    mine[g] = WarpSum(mine[g]);
+    if (threadIdx.x % 32 == 0 && mine[g] != 0) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(&sums.totals[g]),
+                static_cast<unsigned long long>(mine[g]));
+    }
+  }
+  const float common = __fdiv_rn(all, fmaxf(1.0f, all_count));
+  __syncthreads();
+  float parts[kTailHeads] = {};
+#pragma unroll 1
+  for (int first = 0; first < kPartCells; first += kAtOnce) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int32_t cell = slice * kPartCells + first + i;
+      const float mean = Quotient(__fadd_rn(rows[i], common), sums.divisors[cell]);
+      const float4 masses = sums.masses[cell];
+      if (masses.x != 0) parts[0] = __fmaf_rn(masses.x, mean, parts[0]);
+      if (masses.y != 0) parts[1] = __fmaf_rn(masses.y, mean, parts[1]);
+      if (masses.z != 0) parts[2] = __fmaf_rn(masses.z, mean, parts[2]);
+      if (masses.w != 0) parts[3] = __fmaf_rn(masses.w, mean, parts[3]);
+    }
+    if (first + kAtOnce == kPartCells) break;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) rows[i] = from[int64_t{first + kAtOnce + i} * d];
+  }
+#pragma unroll
+  for (int g = 0; g < kTailHeads; ++g) sums.slices[slice][g][at] = parts[g];
+}
+
+// Blocks along x: of each KV head its heads, kTailHeads at a time, and of those their dimensions; along y queries.
+template <int kMostThreads, int kAtOnce>
+__global__ void __launch_bounds__(kMostThreads) EndKernel(const __grid_constant__ EndArgs args) {
+  __shared__ TailSums sums;
+  const int32_t d = args.head_dim, group = args.query_heads / args.kv_heads;
+  const auto turns = static_cast<int32_t>(CeilDiv(group, kTailHeads)),
+             dim_blocks = static_cast<int32_t>(CeilDiv(d, args.dims));
+  const int32_t block = static_cast<int32_t>(blockIdx.x) / dim_blocks, kv_head = block / turns;
+  const int32_t first_of_group = block % turns * kTailHeads;
+  const int32_t num_heads = min(kTailHeads, group - first_of_group);
+  const bool has_tail = args.heads != nullptr && args.heads[kv_head].tail != 0;
+  const float* const tables = args.tables[blockIdx.y];
+  const float* const table = tables + kv_head * kTableRows * d;
+  if (has_tail) {
+    // The KV head's blocks ask for their table while the rows are attended: from HBM it takes longer than all else here.
+    const int32_t blocks = turns * dim_blocks;
+    const int64_t share = CeilDiv(kTableRows * d, blocks),
+                  first = static_cast<int32_t>(blockIdx.x) % blocks * share;
+    AskIntoL2(table + first, min(share, kTableRows * d - first));
+  }
+  if (threadIdx.x < kTailHeads) sums.totals[threadIdx.x] = 0;
+  __syncthreads();
+  const int32_t slice = static_cast<int32_t>(threadIdx.x) / args.dims,
+                at = static_cast<int32_t>(threadIdx.x) % args.dims;
+  const int32_t c = static_cast<int32_t>(blockIdx.x) % dim_blocks * args.dims + at;
+  const int64_t first_head =
+      int64_t{blockIdx.y} * args.query_heads + kv_head * group + first_of_group;
+  // Each slice's threads have a head's state, too.
+  const int64_t head = first_head + slice;
+  const bool has_head = slice < num_heads;
   WaitForEarlier();
-  const int64_t at = int64_t{blockIdx.y} * args.query_heads + head;
-  const auto threads = has_tail ? static_cast<int32_t>(blockDim.x) / kTailParts
-                                : static_cast<int32_t>(blockDim.x);  // of a slice
-  const int32_t slice = static_cast<int32_t>(threadIdx.x) / threads;
-  const int32_t c = static_cast<int32_t>(threadIdx.x) % threads;
+  // All that is read is asked for at once, and waited for afterwards.
   const auto load = [&](const float* states) {
-    const float* from = states + at * AttentionStateFloats(d);
+    if (!has_head || states == nullptr) return StateValue{};
+    const float* from = states + head * AttentionStateFloats(d);
     return StateValue{c < d ? from[c] : 0, from[d], from[d + 1]};
   };
   StateValue state = load(args.states);
-  if (args.parts != nullptr) state = MergeValues(state, load(args.parts));
-  if (threadIdx.x == 0) total_shared = 0;
-  __syncthreads();  // all have read the state's end
+  const StateValue of_parts = load(args.parts);
+  const bool ends_tail = has_tail && has_head;
+  const float reference = ends_tail ? args.references[head] : 0,
+              delta = ends_tail ? args.deltas[head] : 0;
+  const int64_t out_row = args.out != nullptr ? args.queries[blockIdx.y].row : 0;
   if (has_tail) {
-    const auto* of_cells = reinterpret_cast<const long long*>(args.masses) + at * kTransformCells;
-    const float* counts = table + args.kv_heads * kTableRows * d + kv_head * kTableRows;
-    long long mine = 0;
-    for (int32_t cell = threadIdx.x; cell < kTransformCells; cell += blockDim.x) {
-      const long long mass = of_cells[cell];
-      mine += mass;
-      masses[cell] = __fmul_rn(__ll2float_rn(mass), 0x1p-30f);
-      divisors[cell] = counts[cell] + 1;
-    }
-    mine = WarpSum(mine);
-    if (threadIdx.x % 32 == 0 && mine != 0) {
-      atomicAdd(reinterpret_cast<unsigned long long*>(&total_shared),
-                static_cast<unsigned long long>(mine));
-    }
-    __syncthreads();
-    if (c < d && total_shared != 0) {
-      const float common =
-          __fdiv_rn(sums[int64_t{kTransformCells} * d + c], fmaxf(1.0f, counts[kTransformCells]));
-      float part = 0;
-      for (int32_t first = slice * kPartCells; first < (slice + 1) * kPartCells;
-           first += kTailAtOnce) {
-        float rows[kTailAtOnce];
-#pragma unroll
-        for (int i = 0; i < kTailAtOnce; ++i) rows[i] = sums[int64_t{first + i} * d + c];
-#pragma unroll
-        for (int i = 0; i < kTailAtOnce; ++i) {
-          const float mean = __fdiv_rn(__fadd_rn(rows[i], common), divisors[first + i]);
-          if (masses[first + i] != 0) part = __fmaf_rn(masses[first + i], mean, part);
-        }
-      }
-      slices[slice][c] = part;
-    }
+    const float* counts = tables + args.kv_heads * kTableRows * d + kv_head * kTableRows;
+    AddUpCells<kAtOnce>(args, table, counts, first_head, num_heads, slice, c, at, sums);
   }
   // Not earlier: the next product's weights come after what is read here.
   LetNextStart();
-  if (has_tail) {
-    __syncthreads();
-    const long long total = total_shared;
-    if (total != 0) {
-      float part = 0;
-      if (c < d) {
+  __syncthreads();  // all have read the states' ends, too
+  if (!has_head || c >= d) return;
+  if (args.parts != nullptr) state = MergeValues(state, of_parts);
+  const long long total = has_tail ? sums.totals[slice] : 0;
+  if (total != 0) {
+    float part = 0;
 #pragma unroll
-        for (int i = 0; i < kTailParts; ++i) part = __fadd_rn(part, slices[i][c]);
-      }
-      float max = args.references[at] + args.deltas[at];
-      if (state.sum > 0) max = fminf(max, state.max + log2f(state.sum) + kTailClampLog2);
-      state = MergeValues(state, {part, max, __fmul_rn(__ll2float_rn(total), 0x1p-30f)});
-    }
+    for (int i = 0; i < kTailParts; ++i) part = __fadd_rn(part, sums.slices[i][slice][at]);
+    float max = reference + delta;
+    if (state.sum > 0) max = fminf(max, state.max + log2f(state.sum) + kTailClampLog2);
+    state = MergeValues(state, {part, max, __fmul_rn(__ll2float_rn(total), 0x1p-30f)});
   }
-  if (slice != 0) return;
-  float* to = args.states + at * AttentionStateFloats(d);
-  if (c < d) to[c] = state.o;
+  if (args.out != nullptr) {
+    args.out[out_row * args.out_stride + (head - int64_t{blockIdx.y} * args.query_heads) * d + c] =
+        AttentionOf(state);
+    return;
+  }
+  float* to = args.states + head * AttentionStateFloats(d);
+  to[c] = state.o;
   if (c == 0) {
     to[d] = state.max;
     to[d + 1] = state.sum;
   }
-  if (args.out == nullptr || c >= d) return;
-  args.out[args.queries[blockIdx.y].row * args.out_stride + int64_t{head} * d + c] =
-      AttentionOf(state);
 }
 
 unsigned ThreadsFor(int32_t d) { return static_cast<unsigned>((d + 31) / 32 * 32); }
@@ -700,13 +779,16 @@ cudaError_t EndStates(const StateEnd& end, Stream stream) {
     args.query_heads = end.heads;
     args.kv_heads = tails ? end.transform->kv_heads : end.heads;
     args.head_dim = end.head_dim;
-    const unsigned threads = (tails ? kTailParts : 1) * ThreadsFor(end.head_dim);
-    if (const cudaError_t error =
-            Launch(EndKernel, dim3(static_cast<unsigned>(heads), static_cast<unsigned>(count)),
-                   threads, 0, stream, false, args);
-        error != cudaSuccess) {
-      return error;
-    }
+    args.dims = end.out != nullptr ? kTailDims : static_cast<int32_t>(ThreadsFor(end.head_dim));
+    const int64_t blocks = args.kv_heads * CeilDiv(heads / args.kv_heads, kTailHeads) *
+                           CeilDiv(end.head_dim, args.dims);
+    const unsigned threads = static_cast<unsigned>((tails ? kTailParts : 1) * args.dims);
+    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(count));
+    const cudaError_t error =
+        end.out != nullptr ? Launch(EndKernel<kTailParts * kTailDims, kPartCells>, grid, threads, 0,
+                                    stream, false, args)
+                           : Launch(EndKernel<1024, 16>, grid, threads, 0, stream, false, args);
+    if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }

@@ -22,6 +22,7 @@ inline constexpr int kTransformQuadsMax = 64;
 inline constexpr int kTransformFieldsMax = 8 * kTransformWordsMax;
 inline constexpr int32_t kTransformGroupMax = 16;
 inline constexpr int kTransformFusedSteps = 4;  // a word has up to 8 fields
+inline constexpr int kTransformCellSteps = 4;   // and bits of a cell at 8 places of its bytes
 
 // How the codes of one KV head are laid out.
 struct DeviceTransformHead {
@@ -42,16 +43,21 @@ struct DeviceTransformHead {
   int32_t cell_bits[8] = {};
   int32_t tail = 0;
   int32_t delta_rows = 0;
-  // The same for transform_select_fused.cuh, by slot and class of lanes: fields, two of each step, and bits of the cell
-  // (where in the word, and 256 times where in the cell). Steps and bits are the most of any class; masks of 0, and bit 31
-  // of the cell, stand where a class has fewer.
+  // Bits of the cell, one of each byte at most: the word as above, times four signed bytes, adds them to the cell (modulo 256).
+  struct CellField {
+    uint32_t rotate = 0;
+    uint32_t mask = 0;
+    uint32_t weights = 0;
+  };
+  // The same for transform_select_fused.cuh, by slot and class of lanes: fields of the code and of the cell, two of each
+  // step. Steps are the most of any class; masks of 0 stand where a class has fewer fields.
   struct Class {
     Field fields[kTransformFusedSteps][2];
-    int32_t cell_bits[8] = {};
+    CellField cell_fields[kTransformCellSteps][2];
   };
   Class classes[kTransformWordsMax / 4][4];
   int32_t steps[kTransformWordsMax / 4] = {};
-  int32_t class_cell_bits[kTransformWordsMax / 4] = {};
+  int32_t cell_steps[kTransformWordsMax / 4] = {};
 };
 
 // Of one layer, in memory of the caller. n = 4 * quads, the most of any head.
@@ -176,7 +182,8 @@ struct DeviceTableExtension {
                                       float* states, Stream stream);
 
 // The last steps of states [num_queries][H][d + 2], in this order: merged with `parts`, then with the tails of `tables` (of
-// each query, in device memory), then attention, as FinishStates (row_attention.h) has it. Null steps are left out.
+// each query, in device memory), then attention, as FinishStates (row_attention.h) has it. Null steps are left out. With
+// attention the states stay as they were.
 struct StateEnd {
   float* states = nullptr;
   int32_t num_queries = 0, heads = 0, head_dim = 0;

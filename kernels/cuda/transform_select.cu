@@ -23,6 +23,8 @@ using namespace masses;  // NOLINT(google-build-using-namespace): its own header
 constexpr int kPrepareThreads = 288;  // 256 dimensions, and one for the mean
 constexpr int kPrepareAhead = 128;    // of a column, in registers
 constexpr int32_t kFusedTiles[] = {4, 8, 16, 32};
+constexpr int kTakeThreads = 128;
+constexpr int64_t kTakeTokensMax = 1 << 15;  // of a block: sums of 15 bits each fit
 
 // ---- prepare ----
 
@@ -33,7 +35,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
   __shared__ float q[256], deltas[256];
   __shared__ int32_t half_steps, not_finite;
   __shared__ float warp_peaks[kPrepareThreads / 32];
-  __shared__ float centre;
+  __shared__ float centre, of_anchors;
   LetNextStart();
   const int32_t heads = args.kv_heads * args.group;
   const int32_t head = blockIdx.x, kv_head = head / args.group, g = head % args.group;
@@ -47,6 +49,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
                                 : args.transform.query_weight + int64_t{kv_head} * d * n + i;
   const int64_t stride = is_mean ? 1 : n;
   const bool has_column = i < own || is_mean;
+  const int32_t width = i < own ? of_head.widths[i / 4] : 0;
   float ahead[kAhead > 0 ? kAhead : 1];
 #pragma unroll
   for (int c = 0; c < kAhead; ++c) ahead[c] = has_column && c < d ? column[c * stride] : 0;
@@ -58,8 +61,20 @@ __global__ void __launch_bounds__(kPrepareThreads)
     q[c] = args.q[query.row * args.q_stride + int64_t{head} * d + c];
   }
   if (i == 0) half_steps = not_finite = 0;
+  const int64_t at = int64_t{blockIdx.y} * heads + head;
+  if (i == kPrepareThreads - 2) {
+    const AnchorMasses& anchors = args.anchors;
+    float mass = 0;
+    if (anchors.states != nullptr) {
+      mass = MassOf(anchors.states, at, d);
+      anchors.made[at] = mass;
+    } else if (anchors.masses != nullptr) {
+      mass = anchors.masses[at];
+    }
+    of_anchors = mass;
+  }
   if (args.tail_masses != nullptr && i < kTransformCells) {
-    args.tail_masses[(int64_t{blockIdx.y} * heads + head) * kTransformCells + i] = 0;
+    args.tail_masses[at * kTransformCells + i] = 0;
   }
   __syncthreads();
   float y = 0;
@@ -93,7 +108,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
   if (i < own && not_finite == 0 && peak >= kTransformPeakLeast) {
     coef = __float2int_rn(__fmul_rn(y, __fdiv_rn(127.0f, peak)));
   }
-  if (coef != 0) atomicAdd(&half_steps, coef * ((1 << of_head.widths[i / 4]) - 1));
+  if (coef != 0) atomicAdd(&half_steps, coef * ((1 << width) - 1));
   __syncthreads();
   float a = __fmul_rn(__fdiv_rn(peak, 127.0f), args.scale2);
   float b =
@@ -107,12 +122,10 @@ __global__ void __launch_bounds__(kPrepareThreads)
   if (i != 0) return;
   to.a = usable ? a : 0;
   to.b = usable ? b : 0;
-  const int64_t at = int64_t{blockIdx.y} * heads + head;
-  const AnchorMasses& of_anchors = args.anchors;
-  if (of_anchors.states != nullptr) of_anchors.made[at] = MassOf(of_anchors.states, at, d);
-  if (of_anchors.masses != nullptr) to.anchors = AnchorsOf(of_anchors.masses[at]);
+  if (args.anchors.masses != nullptr) to.anchors = AnchorsOf(of_anchors);
   if (args.tail_masses != nullptr) {
     float delta = 0;
+#pragma unroll 16
     for (int32_t row = 0; usable && row < of_head.delta_rows; ++row) {
       delta = __fmaf_rn(deltas[row], deltas[row], delta);
     }
@@ -124,21 +137,54 @@ __global__ void __launch_bounds__(kPrepareThreads)
   if (g == 0) args.chosen_counts[int64_t{blockIdx.y} * args.kv_heads + kv_head] = 0;
 }
 
-// Some blocks a row, a thread a token that was read.
-__global__ void __launch_bounds__(kThreads)
+// Some blocks a row, a thread a token that was read. Masses are added up in shared memory first: what was read lies in few
+// cells, and additions to one address of global memory wait for each other (24 x 32K, 512 tokens a row, on an H200: 34 us
+// for 38 of a layer). Fields of the code come from shared memory, one latency for all of them.
+__global__ void __launch_bounds__(kTakeThreads)
     TakeFromTailKernel(const __grid_constant__ Args args, const Selection read) {
+  __shared__ uint4 fields[kTransformFieldsMax];  // rotate, mask, quad
+  __shared__ int32_t word_fields[kTransformWordsMax + 1], cell_bits[8];
   __shared__ uint32_t coefs[kTransformQuadsMax][kTransformGroupMax];
   __shared__ Weighing heads[kTransformGroupMax];
+  // [group][kTransformCells]: as in FusedShared, the lower 15 bits of masses, then what is above them
+  extern __shared__ uint32_t sums[];
   LetNextStart();
-  WaitForEarlier();
   const auto row = static_cast<int32_t>(blockIdx.x);
   const int32_t kv_head = row % args.kv_heads, group = args.group;
-  const DeviceQuery query = args.queries[row / args.kv_heads];
   const DeviceTransformHead& of_head = args.transform.heads[kv_head];
-  const int32_t words = args.transform.bits / 32;
+  const int32_t words = args.transform.bits / 32, num_cell_bits = of_head.num_cell_bits;
+  uint32_t* const lower = sums;
+  uint32_t* const upper = sums + group * kTransformCells;
+  for (int32_t i = threadIdx.x; i < 2 * group * kTransformCells; i += kTakeThreads) sums[i] = 0;
+  if (threadIdx.x < kTransformFieldsMax) {
+    const DeviceTransformHead::Field& field = of_head.fields[threadIdx.x];
+    fields[threadIdx.x] = make_uint4(field.rotate, field.mask, field.quad, 0);
+  }
+  if (threadIdx.x <= kTransformWordsMax)
+    word_fields[threadIdx.x] = of_head.word_fields[threadIdx.x];
+  if (threadIdx.x < 8) cell_bits[threadIdx.x] = of_head.cell_bits[threadIdx.x];
+  WaitForEarlier();
+  const DeviceQuery query = args.queries[row / args.kv_heads];
+  const int32_t count = read.counts[row];
+  const int32_t step = static_cast<int32_t>(gridDim.y) * kTakeThreads;
+  int32_t j = static_cast<int32_t>(blockIdx.y) * kTakeThreads + threadIdx.x;
+  const uint32_t* code = nullptr;  // the token's
+  uint32_t ahead[kTransformWordsMax] = {};
+  const auto load = [&](int32_t index) {
+    const int32_t token = read.tokens[row * read.capacity + index];
+    const int32_t block = args.block_tokens.Divide(token);
+    const int32_t at = token - block * args.block_tokens.divisor();
+    code = args.codes + query.block_table[block] * args.block_words + kv_head * args.head_words +
+           int64_t{at / kCodeTileTokens} * kCodeTileTokens * words + at % kCodeTileTokens;
+#pragma unroll
+    for (int w = 0; w < kTransformWordsMax; ++w) {
+      if (w < words) ahead[w] = __ldg(code + w * kCodeTileTokens);
+    }
+  };
+  if (j < count) load(j);
   const PreparedQuery* prepared = args.prepared + int64_t{row} * group;
   const int64_t first_head = int64_t{row} / args.kv_heads * args.kv_heads * group + kv_head * group;
-  for (int32_t i = threadIdx.x; i < of_head.quads * group; i += kThreads) {
+  for (int32_t i = threadIdx.x; i < of_head.quads * group; i += kTakeThreads) {
     coefs[i / group][i % group] = prepared[i % group].coef[i / group];
   }
   if (threadIdx.x < group) {
@@ -147,46 +193,46 @@ __global__ void __launch_bounds__(kThreads)
                           0};
   }
   __syncthreads();
-  auto* masses =
-      reinterpret_cast<unsigned long long*>(args.tail_masses) + first_head * kTransformCells;
-  const int32_t count = read.counts[row];
-  for (int32_t j = static_cast<int32_t>(blockIdx.y) * kThreads + threadIdx.x; j < count;
-       j += static_cast<int32_t>(gridDim.y) * kThreads) {
-    const int32_t token = read.tokens[row * read.capacity + j];
-    const int32_t block = args.block_tokens.Divide(token);
-    const int32_t at = token - block * args.block_tokens.divisor();
-    const uint32_t* code =
-        args.codes + query.block_table[block] * args.block_words + kv_head * args.head_words +
-        int64_t{at / kCodeTileTokens} * kCodeTileTokens * words + at % kCodeTileTokens;
+  for (; j < count; j += step) {
     int32_t dots[kTransformGroupMax] = {};
-    for (int32_t w = 0; w < words; ++w) {
-      const uint32_t word = code[w * kCodeTileTokens];
-      for (int32_t f = of_head.word_fields[w]; f < of_head.word_fields[w + 1]; ++f) {
-        const DeviceTransformHead::Field field = of_head.fields[f];
-        const uint32_t bytes = __funnelshift_r(word, word, field.rotate) & field.mask;
+#pragma unroll
+    for (int w = 0; w < kTransformWordsMax; ++w) {
+      if (w >= words) break;
+      for (int32_t f = word_fields[w]; f < word_fields[w + 1]; ++f) {
+        const uint4 field = fields[f];
+        const uint32_t bytes = __funnelshift_r(ahead[w], ahead[w], field.x) & field.y;
 #pragma unroll
         for (int g = 0; g < kTransformGroupMax; ++g) {
           if (g >= group) break;
-          asm("dp4a.u32.s32 %0, %1, %2, %0;"
-              : "+r"(dots[g])
-              : "r"(bytes), "r"(coefs[field.quad][g]));
+          asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(dots[g]) : "r"(bytes), "r"(coefs[field.z][g]));
         }
       }
     }
     uint32_t cell = 0;
-    for (int32_t i = 0; i < of_head.num_cell_bits; ++i) {
-      const int32_t bit = of_head.cell_bits[i];
-      cell = cell << 1 | (code[bit / 32 * kCodeTileTokens] >> bit % 32 & 1);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i >= num_cell_bits) break;
+      const int32_t bit = cell_bits[i];
+      cell = cell << 1 | (__ldg(code + bit / 32 * kCodeTileTokens) >> bit % 32 & 1);
     }
 #pragma unroll
     for (int g = 0; g < kTransformGroupMax; ++g) {
       if (g >= group) break;
       const float logit = __fmaf_rn(heads[g].a, FloatOf(dots[g] + kIntegerBits), heads[g].b);
       const float weight = Exp2(__fsub_rn(logit, heads[g].reference));
-      const unsigned long long mass = __float2uint_rz(__fmul_rn(weight, 0x1p30f));
-      // Two's complement: adding the negative subtracts.
-      if (mass != 0) atomicAdd(&masses[g * kTransformCells + cell], 0ull - mass);
+      const uint32_t mass = __float2uint_rz(__fmul_rn(weight, 0x1p30f));
+      AddUnlessZero(&lower[g * kTransformCells + cell], mass & 0x7fffu);
+      AddUnlessZero(&upper[g * kTransformCells + cell], mass >> 15);
     }
+    if (j + step < count) load(j + step);
+  }
+  __syncthreads();
+  auto* masses =
+      reinterpret_cast<unsigned long long*>(args.tail_masses) + first_head * kTransformCells;
+  for (int32_t i = threadIdx.x; i < group * kTransformCells; i += kTakeThreads) {
+    const unsigned long long mass = lower[i] + (static_cast<unsigned long long>(upper[i]) << 15);
+    // Two's complement: adding the negative subtracts.
+    if (mass != 0) atomicAdd(&masses[i], 0ull - mass);
   }
 }
 
@@ -312,11 +358,13 @@ cudaError_t LaunchOver(Kernel kernel, const Plan& plan, int64_t block_tokens, co
 
 // Takes the selection's tokens; few rows have more blocks each.
 cudaError_t LaunchTake(int32_t rows, const Args& args, const Selection& read, Stream stream) {
-  const int64_t spare = CeilDiv(2 * int64_t{CurrentDevice().multiprocessors}, rows);
-  const auto blocks =
-      static_cast<unsigned>(std::min(spare, CeilDiv(std::max(read.capacity, 1), kThreads)));
-  return Launch(TakeFromTailKernel, dim3(static_cast<unsigned>(rows), blocks), kThreads, 0, stream,
-                false, args, read);
+  const int64_t capacity = std::max(read.capacity, 1);
+  const int64_t spare = std::max(CeilDiv(2 * int64_t{CurrentDevice().multiprocessors}, rows),
+                                 CeilDiv(capacity, kTakeTokensMax));
+  const auto blocks = static_cast<unsigned>(std::min(spare, CeilDiv(capacity, kTakeThreads)));
+  const size_t shared_bytes = size_t{2} * args.group * kTransformCells * sizeof(uint32_t);
+  return Launch(TakeFromTailKernel, dim3(static_cast<unsigned>(rows), blocks), kTakeThreads,
+                shared_bytes, stream, false, args, read);
 }
 
 template <int kSlots, int kGroup>

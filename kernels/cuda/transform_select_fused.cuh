@@ -6,7 +6,8 @@
 // stands at which place of the sum is free, so a *class* of lanes (lane % 4, whose registers of A hold the same columns)
 // unpacks the fields of its own word, and reads no other: word `class`, and word 4 + class of codes of more than 128 bits;
 // of two words of a slot, two classes share one and take every second field. A's rows r and r + 8 are tokens 2r and 2r + 1,
-// so that a lane's two words lie side by side.
+// so that a lane's two words lie side by side. Cells are products of the same kind. Tried and lost: every second rotation by a
+// multiplication, which spares the unit of shifts (256 bits at 128K on an H200 54 us for 48).
 //
 // A product has 8 columns. With fewer heads (kGroup) it takes 8 / kGroup tiles: the coefficients stand at the columns of
 // the tile's *part* and zeros elsewhere. A lane then has for each product two tokens and two heads; with 16 heads a tile
@@ -52,8 +53,9 @@ struct FusedShared {
   uint4 fields[kSlots][kTransformFusedSteps][4];  // by class: rotate and mask of two fields
   uint2 coefs[kSlots][kTransformFusedSteps][Shape::kColumnHalves][4][8];
   int32_t steps[kSlots];
-  uint2 cell_bits[kSlots][4][8];  // by class: rotate of the word, and mask of the cell
-  int32_t num_cell_bits[kSlots];  // the most of any class
+  uint4 cell_fields[kSlots][kTransformCellSteps][4];
+  uint2 cell_weights[kSlots][kTransformCellSteps][4];
+  int32_t cell_steps[kSlots];
   uint32_t tiles[kChunks * Shape::kChunkTokens / kCodeTileTokens];  // where they begin, in tiles
   int32_t warp_peaks[kWarps][kGroup];
   long long warp_sums[kWarps][kGroup];
@@ -71,6 +73,15 @@ struct FusedShared {
   uint32_t above, is_last;
   uint2 found;
 };
+
+// An addition in shared memory without a branch: most masses have nothing above, or nothing below.
+__device__ __forceinline__ void AddUnlessZero(uint32_t* to, uint32_t value) {
+  asm volatile(
+      "{.reg .pred adds; setp.ne.u32 adds, %1, 0; @adds red.shared.add.u32 [%0], %1;}" ::"r"(
+          SharedAddress(to)),
+      "r"(value)
+      : "memory");
+}
 
 // All `blocks` of a row come here; what they wrote before can then be read.
 __device__ __forceinline__ void Meet(uint32_t* meeting, uint32_t blocks) {
@@ -105,21 +116,36 @@ class Fused {
         lane_(static_cast<int32_t>(threadIdx.x) % 32),
         warp_(static_cast<int32_t>(threadIdx.x) / 32),
         class_(lane_ % 4),
-        part_(2 * class_ / kGroup % Shape::kParts) {}
+        part_(2 * class_ / kGroup % Shape::kParts),
+        tile_bytes_(static_cast<uint32_t>(args.transform.bits / 32 * kCodeTileTokens * 4)) {
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s)
+      words_[s] = args.codes + kv_head_ * args.head_words + WordOf(s, class_) * kCodeTileTokens +
+                  lane_ / 4 * 2;
+  }
 
   // All of it, in one launch.
   __device__ __forceinline__ void Run() {
     if (!Begin()) return;
+    WINNOW_TIMELINE_MARK("its tables are there");
     MakeDots(args_.tail_masses != nullptr);
+    WINNOW_TIMELINE_MARK("its dots are made");
     LeavePieces<false>();  // code for both would take its registers
+    WINNOW_TIMELINE_MARK("its pieces have peaks and sums");
     Meet(&Meetings()[0], blocks_);
+    WINNOW_TIMELINE_MARK("all blocks of a row have");
     FinishRow();
     if (blockIdx.x == 0) LeaveReferences();
+    WINNOW_TIMELINE_MARK("the row's references are there");
     MakeKeys();
     __syncthreads();
+    WINNOW_TIMELINE_MARK("its tokens have keys");
     const MassCut cut = FindCut();
+    WINNOW_TIMELINE_MARK("the cut is found");
     Select(cut);
+    WINNOW_TIMELINE_MARK("its tokens are chosen");
     if (args_.tail_masses != nullptr) LeaveTail();
+    WINNOW_TIMELINE_MARK("its masses are added up");
     if (IsLast(&args_.tickets[4 * row_ + 3], blocks_, &shared_.is_last)) MakeReadyForNextCall();
   }
 
@@ -157,8 +183,13 @@ class Fused {
       first_tile_ = chunk * (Shape::kChunkTokens / kCodeTileTokens);
       MakeDots(args_.tail_masses != nullptr);
       MakeWeights();
-      LeaveKeys();
-      if (args_.tail_masses != nullptr) AddMasses();
+      if (IsWhole()) {
+        LeaveKeys<true>();
+        if (args_.tail_masses != nullptr) AddMasses<true>();
+      } else {
+        LeaveKeys<false>();
+        if (args_.tail_masses != nullptr) AddMasses<false>();
+      }
       begin_ += Shape::kChunkTokens;
     }
     __syncthreads();
@@ -239,14 +270,16 @@ class Fused {
     }
     if (threadIdx.x < kSlots) {
       shared_.steps[threadIdx.x] = of_head.steps[threadIdx.x];
-      shared_.num_cell_bits[threadIdx.x] = of_head.class_cell_bits[threadIdx.x];
+      shared_.cell_steps[threadIdx.x] = of_head.cell_steps[threadIdx.x];
     }
-    if (threadIdx.x >= 32 && threadIdx.x < 32 + kSlots * 4 * 8) {
-      const int32_t i = threadIdx.x - 32;
-      const int32_t bit = of_head.classes[i / 32][i / 8 % 4].cell_bits[i % 8];
-      const int32_t to = bit >> 8;
-      shared_.cell_bits[i / 32][i / 8 % 4][i % 8] =
-          make_uint2(static_cast<uint32_t>((bit & 0xff) - to) & 31, to < 8 ? 1u << to : 0);
+    if (threadIdx.x >= 32 && threadIdx.x < 32 + kSlots * kTransformCellSteps * 4) {
+      const int32_t i = threadIdx.x - 32, of_class = i % 4, step = i / 4 % kTransformCellSteps,
+                    slot = i / 4 / kTransformCellSteps;
+      const DeviceTransformHead::CellField(&pair)[2] =
+          of_head.classes[slot][of_class].cell_fields[step];
+      shared_.cell_fields[slot][step][of_class] =
+          make_uint4(pair[0].rotate, pair[0].mask, pair[1].rotate, pair[1].mask);
+      shared_.cell_weights[slot][step][of_class] = make_uint2(pair[0].weights, pair[1].weights);
     }
     const int32_t words = args_.transform.bits / 32;
     for (int32_t t = threadIdx.x; t < kBlockTokens / kCodeTileTokens; t += kThreads) {
@@ -290,20 +323,36 @@ class Fused {
   // The lane's words of kTilesAtOnce tiles: two tokens each.
   __device__ __forceinline__ void LoadWords(int first_tile,
                                             uint2 (&words)[kTilesAtOnce][kSlots]) const {
-    const int32_t count = args_.transform.bits / 32;
-    const uint32_t* head_codes = args_.codes + kv_head_ * args_.head_words + lane_ / 4 * 2;
 #pragma unroll
     for (int t = 0; t < kTilesAtOnce; ++t) {
-      const uint32_t* tile =
-          head_codes + uint64_t{shared_.tiles[first_tile_ + warp_ * kTiles + first_tile + t]} *
-                           static_cast<uint32_t>(kCodeTileTokens * count);
+      const uint32_t tile = shared_.tiles[first_tile_ + warp_ * kTiles + first_tile + t];
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
-        const int32_t word = WordOf(s, class_);
-        words[t][s] = word < count
-                          ? __ldg(reinterpret_cast<const uint2*>(tile + word * kCodeTileTokens))
-                          : make_uint2(0, 0);
+        const auto* const from =
+            reinterpret_cast<const uint8_t*>(words_[s]) + uint64_t{tile} * tile_bytes_;
+        // Relaxed: a plain load the compiler moves to where the words are used, so that nothing flies ahead.
+        asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
+                     : "=r"(words[t][s].x), "=r"(words[t][s].y)
+                     : "l"(from));
       }
+    }
+  }
+
+  // Adds to `sums` the products of two fields of the tiles' words, A, and `numbers` of each, B.
+  __device__ __forceinline__ void MultiplyFields(const uint2 (&words)[kTilesAtOnce][kSlots], int s,
+                                                 uint4 fields, uint2 numbers, int32_t (*sums)[4],
+                                                 int stride) const {
+#pragma unroll
+    for (int t = 0; t < kTilesAtOnce; ++t) {
+      const uint2 pair = words[t][s];
+      const uint32_t a[4] = {__funnelshift_r(pair.x, pair.x, fields.x) & fields.y,
+                             __funnelshift_r(pair.y, pair.y, fields.x) & fields.y,
+                             __funnelshift_r(pair.x, pair.x, fields.z) & fields.w,
+                             __funnelshift_r(pair.y, pair.y, fields.z) & fields.w};
+      // The tile's part of the columns.
+      const bool mine = lane_ / 4 / (kGroup > 8 ? 8 : kGroup) == t % Shape::kParts;
+      MultiplyAddUnsigned16x8x32(sums[t / Shape::kParts * stride], a, mine ? numbers.x : 0,
+                                 mine ? numbers.y : 0);
     }
   }
 
@@ -323,56 +372,40 @@ class Fused {
       if (cells) MakeCells(first, now);
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
-        for (int step = 0; step < shared_.steps[s]; ++step) {
+        const int32_t steps = shared_.steps[s];
+        for (int32_t step = 0; step < steps; ++step) {
           const uint4 fields = shared_.fields[s][step][class_];
-          uint2 coefs[Shape::kColumnHalves];
 #pragma unroll
-          for (int c = 0; c < Shape::kColumnHalves; ++c)
-            coefs[c] = shared_.coefs[s][step][c][class_][lane_ / 4];
-#pragma unroll
-          for (int t = 0; t < kTilesAtOnce; ++t) {
-            const uint2 pair = now[t][s];
-            const uint32_t a[4] = {__funnelshift_r(pair.x, pair.x, fields.x) & fields.y,
-                                   __funnelshift_r(pair.y, pair.y, fields.x) & fields.y,
-                                   __funnelshift_r(pair.x, pair.x, fields.z) & fields.w,
-                                   __funnelshift_r(pair.y, pair.y, fields.z) & fields.w};
-            // The tile's part of the columns.
-            const bool mine = lane_ / 4 / (kGroup > 8 ? 8 : kGroup) == t % Shape::kParts;
-#pragma unroll
-            for (int c = 0; c < Shape::kColumnHalves; ++c) {
-              MultiplyAddUnsigned16x8x32(
-                  dots_[(first + t) / Shape::kParts * Shape::kColumnHalves + c], a,
-                  mine ? coefs[c].x : 0, mine ? coefs[c].y : 0);
-            }
+          for (int c = 0; c < Shape::kColumnHalves; ++c) {
+            MultiplyFields(now, s, fields, shared_.coefs[s][step][c][class_][lane_ / 4],
+                           &dots_[first / Shape::kParts * Shape::kColumnHalves + c],
+                           Shape::kColumnHalves);
           }
         }
       }
     }
   }
+  // A cell is a dot, too: of its bits and powers of two. All columns of the tile's part have it.
   __device__ __forceinline__ void MakeCells(int first, const uint2 (&words)[kTilesAtOnce][kSlots]) {
-    uint32_t cells[kTilesAtOnce] = {}, of_second[kTilesAtOnce] = {};
+    int32_t cells[kTilesAtOnce / Shape::kParts][4] = {};
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
-      for (int32_t i = 0; i < shared_.num_cell_bits[s]; ++i) {
-        const uint2 bit = shared_.cell_bits[s][class_][i];
-#pragma unroll
-        for (int t = 0; t < kTilesAtOnce; ++t) {
-          cells[t] |= __funnelshift_r(words[t][s].x, words[t][s].x, bit.x) & bit.y;
-          of_second[t] |= __funnelshift_r(words[t][s].y, words[t][s].y, bit.x) & bit.y;
-        }
+      const int32_t steps = shared_.cell_steps[s];
+      for (int32_t step = 0; step < steps; ++step) {
+        MultiplyFields(words, s, shared_.cell_fields[s][step][class_],
+                       shared_.cell_weights[s][step][class_], cells, 1);
       }
     }
 #pragma unroll
-    for (int t = 0; t < kTilesAtOnce; ++t) {
-      cells[t] |= of_second[t] << 8;
-      cells[t] |= __shfl_xor_sync(kFullMask, cells[t], 1);
-      cells[t] |= __shfl_xor_sync(kFullMask, cells[t], 2);
+    for (int i = 0; i < kTilesAtOnce / Shape::kParts; ++i) {
+      // 2^7 is -128 as a signed byte.
+      const uint32_t both = (static_cast<uint32_t>(cells[i][0]) & 0xffu) |
+                            (static_cast<uint32_t>(cells[i][2]) & 0xffu) << 8;
+      const int unit = first / Shape::kParts + i;
       if constexpr (kChunks > 1) {
-        // The lane needs those of its part alone.
-        if (part_ == t % Shape::kParts) cells_[(first + t) / Shape::kParts] = cells[t];
-      } else if (class_ == t) {
-        shared_.cells[(warp_ * kTiles + first + t) * (kCodeTileTokens / 2) + lane_ / 4] =
-            static_cast<uint16_t>(cells[t]);
+        cells_[unit] = both;
+      } else if (HasKeys()) {
+        shared_.cells[(TokenOf(unit, 0) - begin_) / 2] = static_cast<uint16_t>(both);
       }
     }
   }
@@ -581,8 +614,8 @@ class Fused {
     }
   }
   // To the workspace, and into the counts.
+  template <bool kWhole>
   __device__ __forceinline__ void LeaveKeys() {
-    const bool whole = IsWhole();
 #pragma unroll
     for (int u = 0; u < Shape::kUnits; ++u) {
       uint32_t keys[2];
@@ -593,19 +626,19 @@ class Fused {
           keys[0] | keys[1] << 16;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        if (whole || IsInside(query_, token + h))
+        if (kWhole || IsInside(query_, token + h))
           atomicAdd(&shared_.counts[keys[h] >> kFineBits], 1u);
       }
     }
   }
   // Adds the masses of the chunk's tokens to their cells.
+  template <bool kWhole>
   __device__ __forceinline__ void AddMasses() {
-    const bool whole = IsWhole();
 #pragma unroll
     for (int u = 0; u < Shape::kUnits; ++u) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        if (whole || IsInside(query_, TokenOf(u, h))) AddToCell(u, h, cells_[u] >> 8 * h & 0xffu);
+        if (kWhole || IsInside(query_, TokenOf(u, h))) AddToCell(u, h, cells_[u] >> 8 * h & 0xffu);
       }
     }
   }
@@ -620,12 +653,11 @@ class Fused {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int32_t g = HeadOf(c, j);
-        if (g >= args_.group) continue;
         const float weight = __int_as_float(dots_[u * Shape::kColumnHalves + c][2 * h + j]);
-        const uint32_t mass = __float2uint_rz(__fmul_rn(weight, 0x1p30f));
-        if ((mass & 0x7fffu) != 0)
-          atomicAdd(&shared_.masses[g][0][PlaceOf(g, cell)], mass & 0x7fffu);
-        if (mass >> 15 != 0) atomicAdd(&shared_.masses[g][1][PlaceOf(g, cell)], mass >> 15);
+        // A head past the group's has none.
+        const uint32_t mass = __float2uint_rz(__fmul_rn(weight, g < args_.group ? 0x1p30f : 0.0f));
+        AddUnlessZero(&shared_.masses[g][0][PlaceOf(g, cell)], mass & 0x7fffu);
+        AddUnlessZero(&shared_.masses[g][1][PlaceOf(g, cell)], mass >> 15);
       }
     }
   }
@@ -841,6 +873,8 @@ class Fused {
   int32_t begin_;  // of the chunk
   const uint32_t blocks_;
   const int32_t lane_, warp_, class_, part_;
+  const uint32_t* words_[kSlots];  // the lane's words of a tile, as if it was the pool's first
+  const uint32_t tile_bytes_;
   int32_t first_tile_ = 0;  // of the chunk, in the block's
   uint32_t inside_;
   uint32_t cells_[kChunks > 1 ? Shape::kUnits : 1];  // of the lane's tokens, two each

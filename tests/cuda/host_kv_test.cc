@@ -357,7 +357,8 @@ TEST_F(CudaHostKvTest, AStepByMassHasTheBitsOfKvOnTheDeviceHoweverItCame) {
       bool operator==(const Results&) const = default;
     };
     const bool has_tail = random_.Int(0, 3) != 0;
-    // Bit i of `waits`: the host waits after step i.
+    // Bit i of `waits`: the host waits after step i. States are of use only up to the last step, so where the host waits
+    // before it.
     const auto run = [&](bool host, int64_t waits) {
       const std::byte* const pool = host ? pools.Host(0) : pools.Device(0);
       const DeviceArray<float> states(state_floats), of_chosen(state_floats);
@@ -410,7 +411,7 @@ TEST_F(CudaHostKvTest, AStepByMassHasTheBitsOfKvOnTheDeviceHoweverItCame) {
       of_out.Fetch();
       const auto* of_masses = static_cast<const float*>(masses.data());
       Results results{{of_masses, of_masses + num_states},
-                      states.Get(),
+                      (waits >> 5 & 1) != 0 ? states.Get() : std::vector<float>(),
                       {},
                       {chosen.counts, chosen.counts + int64_t{num_queries} * kv_heads}};
       for (int32_t row = 0; row < num_queries; ++row) {
@@ -432,9 +433,12 @@ TEST_F(CudaHostKvTest, AStepByMassHasTheBitsOfKvOnTheDeviceHoweverItCame) {
       ASSERT_GT(of_masses[i], expected.masses[i] - 1e-4f);
     }
     EXPECT_NE(of_masses, expected.masses);
+    Results without_states = expected;
+    without_states.states.clear();
     for (const bool host : {false, true}) {
       for (const int64_t waits : {int64_t{0}, random_.Int(0, 0x3f), random_.Int(0, 0x3f)}) {
-        ASSERT_EQ(run(host, waits), expected) << "in host memory " << host << ", waits " << waits;
+        ASSERT_EQ(run(host, waits), (waits >> 5 & 1) != 0 ? expected : without_states)
+            << "in host memory " << host << ", waits " << waits;
       }
     }
   }

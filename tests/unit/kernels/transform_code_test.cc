@@ -116,6 +116,31 @@ TEST(TransformCodeTest, FieldsFillEveryWordForAnyWidths) {
   }
 }
 
+TEST(TransformCodeTest, FieldsLieSoThatFewStepsReadThem) {
+  struct Case {
+    std::vector<uint8_t> widths;
+    int32_t words, steps;
+  };
+  const std::vector<uint8_t> halves = [] {
+    std::vector<uint8_t> widths(32, 1);
+    std::fill_n(widths.begin(), 16, 2);
+    return widths;
+  }();
+  for (
+      const Case& c : {
+          Case{{8, 8}, 2, 1},
+          // SmolLM2's, of three heads: the widest quads first into the fullest word take three steps.
+          Case{{6, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2, 1, 1}, 4, 2},
+          Case{{7, 4, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1}, 4, 2},
+          Case{{7, 5, 4, 4, 4, 3, 2, 1, 1, 1}, 4, 2},
+          // Of like variances: the emptiest word takes five.
+          Case{halves, 6, 4},
+      }) {
+    const std::vector<CodeField> fields = LayCodeFields(c.widths, c.words);
+    EXPECT_EQ(CodeFieldSteps(fields, c.words), c.steps) << testing::PrintToString(c.widths);
+  }
+}
+
 TEST(TransformCodeTest, RefusesFieldsThatOverlapOrLackBits) {
   Random random;
   TransformCodeWeights weights = RandomTransform(random, 64, 1, 128);
