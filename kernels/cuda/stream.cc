@@ -48,7 +48,7 @@ cudaError_t LaunchNow(LaunchBytes bytes, cudaStream_t stream) {
 // Every kernel may have so much shared memory without being allowed it: its variables, and dynamic.
 constexpr size_t kAlwaysAllowedBytes = 48 * 1024;
 
-// Of a kernel on a device. Of the whole process: what a kernel is allowed on one thread holds on all. The driver is
+// A kernel on a device, for the whole process: what it is allowed on one thread holds on all. The driver is
 // never told a number below what is allowed already: that would take the rest away.
 struct Known {
   bool has_allowed_bytes = false;

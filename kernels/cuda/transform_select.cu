@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
   }
   if (i == 0) half_steps = not_finite = 0;
   const int64_t at = int64_t{blockIdx.y} * heads + head;
-  if (i == kPrepareThreads - 2) {
+  if (i == kPrepareThreads - 2) {  // a thread without a column
     const AnchorMasses& anchors = args.anchors;
     float mass = 0;
     if (anchors.states != nullptr) {

@@ -74,15 +74,6 @@ struct FusedShared {
   uint2 found;
 };
 
-// An addition in shared memory without a branch: most masses have nothing above, or nothing below.
-__device__ __forceinline__ void AddUnlessZero(uint32_t* to, uint32_t value) {
-  asm volatile(
-      "{.reg .pred adds; setp.ne.u32 adds, %1, 0; @adds red.shared.add.u32 [%0], %1;}" ::"r"(
-          SharedAddress(to)),
-      "r"(value)
-      : "memory");
-}
-
 // All `blocks` of a row come here; what they wrote before can then be read.
 __device__ __forceinline__ void Meet(uint32_t* meeting, uint32_t blocks) {
   __syncthreads();
@@ -127,25 +118,16 @@ class Fused {
   // All of it, in one launch.
   __device__ __forceinline__ void Run() {
     if (!Begin()) return;
-    WINNOW_TIMELINE_MARK("its tables are there");
     MakeDots(args_.tail_masses != nullptr);
-    WINNOW_TIMELINE_MARK("its dots are made");
     LeavePieces<false>();  // code for both would take its registers
-    WINNOW_TIMELINE_MARK("its pieces have peaks and sums");
     Meet(&Meetings()[0], blocks_);
-    WINNOW_TIMELINE_MARK("all blocks of a row have");
     FinishRow();
     if (blockIdx.x == 0) LeaveReferences();
-    WINNOW_TIMELINE_MARK("the row's references are there");
     MakeKeys();
     __syncthreads();
-    WINNOW_TIMELINE_MARK("its tokens have keys");
     const MassCut cut = FindCut();
-    WINNOW_TIMELINE_MARK("the cut is found");
     Select(cut);
-    WINNOW_TIMELINE_MARK("its tokens are chosen");
     if (args_.tail_masses != nullptr) LeaveTail();
-    WINNOW_TIMELINE_MARK("its masses are added up");
     if (IsLast(&args_.tickets[4 * row_ + 3], blocks_, &shared_.is_last)) MakeReadyForNextCall();
   }
 

@@ -170,6 +170,15 @@ __device__ __forceinline__ uint32_t SelectedOf(const DeviceQuery& query, const u
   BlockExclusiveScan<kWarps>(sum, warp_sums, &total);
   return min(k, total);
 }
+// An addition in shared memory without a branch: most masses have nothing above, or nothing below.
+__device__ __forceinline__ void AddUnlessZero(uint32_t* to, uint32_t value) {
+  asm volatile(
+      "{.reg .pred adds; setp.ne.u32 adds, %1, 0; @adds red.shared.add.u32 [%0], %1;}" ::"r"(
+          SharedAddress(to)),
+      "r"(value)
+      : "memory");
+}
+
 __device__ __forceinline__ bool IsInside(const DeviceQuery& query, int32_t token) {
   return token >= query.mid.first && token < query.mid.last;
 }

@@ -126,16 +126,15 @@ TEST(TransformCodeTest, FieldsLieSoThatFewStepsReadThem) {
     std::fill_n(widths.begin(), 16, 2);
     return widths;
   }();
-  for (
-      const Case& c : {
-          Case{{8, 8}, 2, 1},
-          // SmolLM2's, of three heads: the widest quads first into the fullest word take three steps.
-          Case{{6, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2, 1, 1}, 4, 2},
-          Case{{7, 4, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1}, 4, 2},
-          Case{{7, 5, 4, 4, 4, 3, 2, 1, 1, 1}, 4, 2},
-          // Of like variances: the emptiest word takes five.
-          Case{halves, 6, 4},
-      }) {
+  for (const Case& c : {
+           Case{{8, 8}, 2, 1},
+           // Three heads of SmolLM2: the fullest word for each quad takes three steps.
+           Case{{6, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2, 1, 1}, 4, 2},
+           Case{{7, 4, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1}, 4, 2},
+           Case{{7, 5, 4, 4, 4, 3, 2, 1, 1, 1}, 4, 2},
+           // Quads of like variances: the emptiest word for each takes five steps.
+           Case{halves, 6, 4},
+       }) {
     const std::vector<CodeField> fields = LayCodeFields(c.widths, c.words);
     EXPECT_EQ(CodeFieldSteps(fields, c.words), c.steps) << testing::PrintToString(c.widths);
   }
