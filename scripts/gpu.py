@@ -20,6 +20,9 @@
                                                 was read
   scripts/gpu.py spill --host-bytes BYTES [FLAG ...]   the same with KV that is more than BYTES of the host hold, most of it
                                                 on disk
+  scripts/gpu.py shapes [--shape NAME] [FLAG ...]   models of 18 well-known shapes with random weights: perplexity of --device cuda
+                                                FLAG... beside that of --device cpu, and exact answers
+                                                (scripts/compare_shapes.py)
   scripts/gpu.py fault                          an illegal instruction, and a write to nobody's memory, on the GPU under a
                                                 server that answers: its stream ends with UNAVAILABLE, it exits with 70, its
                                                 store is whole
@@ -28,9 +31,9 @@ The first three need nvcc and GoogleTest and no more (build/cuda-alone); the oth
 cuda`, or WINNOW_BIN. WINNOW_CUDA_BIN is a folder with winnow_cuda_test, winnow_cuda_bench and libwinnow_cuda_fault.so that
 were built elsewhere: nothing is built then. WINNOW_MODEL is the model that servers serve (default models/needle-5m),
 WINNOW_SEED the seed of the document that they are asked about, a new one where it is not set, WINNOW_BYTES how much of it
-(default 8000,30000,90000; a model whose context is short takes less). A FLAG --kv-dtype is given to both
-servers of a comparison. Exits with 0 where all is well, with 1 where something fails, with 2 for wrong arguments; after a
-comparison as compare_servers.py.
+(default 8000,30000,90000; a model whose context is short takes less). A FLAG --kv-dtype is given to both sides
+of a comparison. Exits with 0 where all is well, with 1 where something fails, with 2 for wrong arguments; after a
+comparison as compare_servers.py or compare_shapes.py.
 """
 import datetime
 import json
@@ -38,6 +41,7 @@ import os
 import pathlib
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -264,6 +268,16 @@ def compare_two(left, right):
 
 def command_tokens(arguments):
     return compare_two(("cpu", ["--device", "cpu", *kv_type(arguments)]), ("cuda", ["--device", "cuda", *arguments]))
+
+
+def command_shapes(arguments):
+    shapes = []
+    while arguments[:1] == ["--shape"]:
+        shapes += arguments[:2]
+        arguments = arguments[2:]
+    command = [sys.executable, "scripts/compare_shapes.py", "--winnow", winnow_bin(), *shapes, "--left",
+               shlex.join(["--device", "cpu", *kv_type(arguments)]), "--right", shlex.join(["--device", "cuda", *arguments])]
+    return subprocess.run([str(word) for word in command], cwd=ROOT).returncode
 
 
 def command_rounding(arguments):

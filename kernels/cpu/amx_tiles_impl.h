@@ -39,6 +39,7 @@ struct TileOperands {
   const std::byte* panels = nullptr;
   size_t panel_bytes = 0;
   int64_t steps = 0;
+  int64_t ahead_bytes = 0;  // how far ahead panels that lie in memory are asked for; 0: not at all
 };
 
 // kRowTiles tiles of rows times kPanels panels, in the tiles from kFirst on, which have been configured for kPanelsMax panels.
@@ -107,7 +108,14 @@ class TileProduct {
   template <int p = 0>
   static void StepPanels(const TileOperands& at) {
     if constexpr (p < kPanels) {
-      Tiles::template Load<kPanelTile<p>>(at.panels + p * at.panel_bytes, kTileBytesPerRow);
+      const std::byte* const panel = at.panels + p * at.panel_bytes;
+      Tiles::template Load<kPanelTile<p>>(panel, kTileBytesPerRow);
+      if (at.ahead_bytes > 0) {
+#pragma GCC unroll 16
+        for (int64_t line = 0; line < kStepsPerTile; ++line) {
+          __builtin_prefetch(panel + at.ahead_bytes + line * kTileBytesPerRow);
+        }
+      }
       Tiles::template Dot<kSum<0, p>, kFirstRows, kPanelTile<p>>();
       if constexpr (kRowTiles == 2) {
         Tiles::template Dot<kSum<1, p>, kFirstRows + 1, kPanelTile<p>>();
@@ -128,8 +136,8 @@ class TileProduct {
                        at.panels + p * at.panel_bytes,
                        static_cast<size_t>(at.steps * kTileBytesPerRow));
     }
-    Step({last_rows, kTileBytesPerRow, last_panels, kStepsPerTile * kTileBytesPerRow,
-          kStepsPerTile});
+    Step({last_rows, kTileBytesPerRow, last_panels, kStepsPerTile * kTileBytesPerRow, kStepsPerTile,
+          0});
   }
 };
 

@@ -18,6 +18,8 @@ namespace {
 // along twice where 16 bits are shifted as a signed number; the mask takes the second away.
 struct Float8Panels {
   static constexpr size_t kStepBytes = kFloat8StepBytes;
+  // 12.4 to 14.4 ms a step of 1.35 GB with 16 threads of a Xeon where nothing is asked for, 11.4 to 12.4 so, 2 KiB 12.4 to 12.6.
+  static constexpr size_t kAheadBytes = kOneRowAheadBytes;
   using Row = float;
   static constexpr int kRowPerStep = kFloat8StepInputs;
   struct Weights {

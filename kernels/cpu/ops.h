@@ -66,6 +66,8 @@ using MatmulTilesFn = void(const MatmulCall& call, int64_t first_row, int64_t la
 // Rows are prepared; quantized_panel.h has the panels.
 struct QuantizedMatmulCall : MatmulOperands {
   BlockShape shape;
+  // How far ahead a single row's weights are asked for; 0: not at all, where the processor does better by itself.
+  int64_t ahead_bytes = 0;
 };
 using QuantizedMatmulTilesFn = void(const QuantizedMatmulCall& call, int64_t first_row,
                                     int64_t last_row, int64_t first_panel, int64_t last_panel);

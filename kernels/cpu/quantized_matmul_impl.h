@@ -25,10 +25,11 @@ inline Ints::Reg FourInputs(const std::byte* at) {
   return Ints::Set1(four);
 }
 
-// Adds a group to the sums of kRows rows and kPanels panels. `at`: the group's first input.
+// Adds a group to the sums of kRows rows and kPanels panels. `at`: the group's first input. ahead_bytes: the call's.
 template <typename K, int kRows, int kPanels>
 inline void AddGroup(const Row* rows, int64_t at, int32_t bias, const std::byte* head,
                      const std::byte* group, int64_t panel_bytes,
+                     [[maybe_unused]] int64_t ahead_bytes,
                      Vec::Reg (&sums)[kRows][kPanels * kRegsPerPanel]) {
   // Integers begin at what is taken from them.
   constexpr bool kTakes = K::kBias || (K::kBits == 8 && Ints::kTaken != 0);
@@ -50,6 +51,12 @@ inline void AddGroup(const Row* rows, int64_t at, int32_t bias, const std::byte*
     for (int i = 0; i < kPanels * kRegsPerPanel; ++i) {
       low[i] = Ints::Load(group + i / kRegsPerPanel * panel_bytes + step * kStepBytes,
                           i % kRegsPerPanel);
+      if constexpr (kRows == 1) {
+        if (ahead_bytes > 0) {
+          __builtin_prefetch(group + i / kRegsPerPanel * panel_bytes + step * kStepBytes +
+                             ahead_bytes);
+        }
+      }
       if constexpr (K::kBits == 4) {
         high[i] = Ints::HighHalves(low[i]);
         low[i] = Ints::LowHalves(low[i]);
@@ -71,6 +78,9 @@ inline void AddGroup(const Row* rows, int64_t at, int32_t bias, const std::byte*
   }
   for (int i = 0; i < kPanels * kRegsPerPanel; ++i) {
     const int64_t panel = i / kRegsPerPanel * panel_bytes;
+    if constexpr (kRows == 1) {
+      if (ahead_bytes > 0) __builtin_prefetch(group + panel + K::kIntegerBytes + ahead_bytes);
+    }
     const Vec::Reg scale = GroupFactor<K>(head + panel, group + panel, 0, i % kRegsPerPanel);
     [[maybe_unused]] Vec::Reg offset;
     if constexpr (K::kOffset)
@@ -116,7 +126,8 @@ struct QuantizedKernel {
     for (int64_t at = 0; at < n;) {
       const std::byte* group = block + head_bytes;
       for (int64_t g = 0; g < groups; ++g, at += K::kGroup, group += group_bytes) {
-        AddGroup<K, kRows, kPanels>(rows, at, call.shape.bias, block, group, panel_bytes, sums);
+        AddGroup<K, kRows, kPanels>(rows, at, call.shape.bias, block, group, panel_bytes,
+                                    call.ahead_bytes, sums);
       }
       block = group;
     }

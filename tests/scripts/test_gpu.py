@@ -67,7 +67,7 @@ class GpuTest(unittest.TestCase):
     def test_every_command_is_in_the_usage(self):
         for command in gpu.COMMANDS:
             self.assertIn(f"scripts/gpu.py {command} ", gpu.__doc__.replace("\n", " "))
-        self.assertEqual(len(gpu.COMMANDS), 13)
+        self.assertEqual(len(gpu.COMMANDS), 14)
 
     def test_without_a_card_nothing_runs(self):
         result = self.run_gpu("test", FAIL="nvidia-smi")
@@ -130,6 +130,17 @@ class GpuTest(unittest.TestCase):
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertIn("a document of seed 7", result.stdout)
         return self.served()
+
+    def test_shapes_are_computed_on_the_cpu_and_on_the_card(self):
+        # The fake computes nothing, so that the comparison ends with its first evaluation.
+        result = self.run_gpu("shapes", "--shape", "qwen3-0.6b", "--kv-dtype", "int8", FAIL="eval")
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("exited with 3", result.stdout)
+        made, evaluated = self.calls("winnow")
+        self.assertEqual(made[0], "make-model")
+        self.assertIn("qwen3-0.6b.json", made[made.index("--like") + 1])
+        self.assertEqual(evaluated[0], "eval")
+        self.assertEqual(evaluated[-4:], ["--device", "cpu", "--kv-dtype", "int8"])
 
     def test_tokens_compares_the_cpu_with_the_card(self):
         self.assertEqual(self.compare("tokens", "--host-bytes", "1GiB"),

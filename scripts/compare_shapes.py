@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""Compares what two ways to compute make of models of well-known shapes: --device cuda with --device cpu, say.
+
+    compare_shapes.py --winnow build/cuda/winnow --left "--device cpu" --right "--device cuda" [--shape NAME ...]
+
+A model of each shape, of a layer or two and with random weights, reads a made-up manual under dense attention and under
+policies that choose (`winnow eval --text`). Attention has a part in what it says: under `window` every second likeliest token
+is another one than under `dense`. A line a shape says
+
+    dense%   by how much the right perplexity under dense attention is above the left one, in per cent
+    top1%    the share of places with the same likeliest token under it
+    worst%   the largest such difference of perplexity among the other policies, and of which
+    exact    answers under verify= that the right way gives exactly as it does under dense attention, token by token
+
+Exits with 0 where dense% and worst% are at most --percent, top1% is at least --top1 and all answers are exact; with 1 where
+some are not, with 2 where something could not be compared.
+"""
+import argparse
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+POLICIES = ["pca:k=5%", "lsh:k=5%", "quest:k=5%", "oracle:k=5%", "window"]
+EXACT_POLICIES = ["pca:k=5%,verify=8,dense_layers=0", "lsh:k=5%,verify=3,dense_layers=0"]
+
+LLAMA, QWEN2, QWEN3 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+# Family, layers (so that a shape has about 300 million weights at most), hidden and intermediate size, heads, KV heads, head
+# dimension, vocabulary (the family's where it is a small part of the weights).
+SHAPES = {
+    "smollm2-360m": (LLAMA, 2, 960, 2560, 15, 5, 64, 49152),
+    "smollm2-1.7b": (LLAMA, 2, 2048, 8192, 32, 32, 64, 49152),
+    "tinyllama-1.1b": (LLAMA, 2, 2048, 5632, 32, 4, 64, 32000),
+    "llama-3.2-1b": (LLAMA, 2, 2048, 8192, 32, 8, 64, 16384),
+    "llama-3.2-3b": (LLAMA, 2, 3072, 8192, 24, 8, 128, 16384),
+    "llama-3.1-8b": (LLAMA, 1, 4096, 14336, 32, 8, 128, 16384),
+    "llama-3.1-70b": (LLAMA, 1, 8192, 28672, 64, 8, 128, 4096),
+    "llama-2-7b": (LLAMA, 1, 4096, 11008, 32, 32, 128, 32000),
+    "phi-3-mini": (LLAMA, 2, 3072, 8192, 32, 32, 96, 32064),
+    "stablelm-3b": (LLAMA, 2, 2560, 6912, 32, 32, 80, 50304),
+    "mistral-nemo-12b": (LLAMA, 1, 5120, 14336, 32, 8, 128, 16384),
+    "starcoder-1b": (LLAMA, 2, 2048, 8192, 16, 1, 128, 49152),
+    "qwen2.5-0.5b": (QWEN2, 2, 896, 4864, 14, 2, 64, 151936),
+    "qwen2.5-1.5b": (QWEN2, 2, 1536, 8960, 12, 2, 128, 65536),
+    "qwen2.5-7b": (QWEN2, 1, 3584, 18944, 28, 4, 128, 16384),
+    "qwen2.5-14b": (QWEN2, 1, 5120, 13824, 40, 8, 128, 16384),
+    "qwen3-0.6b": (QWEN3, 2, 1024, 3072, 16, 8, 128, 151936),
+    "qwen3-4b": (QWEN3, 2, 2560, 9728, 32, 8, 128, 16384),
+}
+
+
+def configuration(name):
+    family, layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary = SHAPES[name]
+    return {"architectures": [family], "model_type": family.removesuffix("ForCausalLM").lower(), "hidden_size": hidden,
+            "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads, "head_dim": head_dim, "vocab_size": vocabulary, "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu", "tie_word_embeddings": hidden < 2560,
+            "torch_dtype": "bfloat16"}
+
+
+class Failure(Exception):
+    """Something could not be compared; the message says what."""
+
+
+class Comparison:
+    """Of one shape's model in `work`, which has document.txt."""
+
+    def __init__(self, args, name, work):
+        self.args = args
+        self.work = work
+        self.model = work / name
+        like = work / f"{name}.json"
+        like.write_text(json.dumps(configuration(name)))
+        self.run("make-model", "--like", like, "--out", self.model, "--tokenizer-from", ROOT / "models/needle-5m", "--seed",
+                 args.seed)
+
+    def run(self, *words):
+        command = [str(word) for word in (self.args.winnow, *words)]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            said = " ".join(result.stderr.split())[-500:]
+            raise Failure(f"{shlex.join(command)} exited with {result.returncode}: {said}")
+
+    def evaluate(self, way, reference):
+        """What `eval` says of dense and the policies, computed this way, by policy."""
+        policies = ["dense", *(f"{policy}{',' if ':' in policy else ':'}dense_layers=0" for policy in POLICIES)]
+        out = self.work / "eval.json"
+        self.run("eval", "--model", self.model, "--text", self.work / "document.txt", "--window", self.args.window, "--limit", 2,
+                 "--retrieve-from", self.args.window // 4, "--score-from", 2, "--probe-interval", 0, *reference,
+                 *(word for policy in policies for word in ("--policy", policy)), "--json", out, *way)
+        return {row["policy"]: row for row in json.loads(out.read_text())["text"]}
+
+    def exact(self, way):
+        """(equal, asked) of answers under EXACT_POLICIES."""
+        out = self.work / "exact.json"
+        self.run("bench", "exact", "--model", self.model, "--text", self.work / "document.txt", "--requests", 6, "--min-prompt",
+                 self.args.window // 4, "--max-prompt", self.args.window, "--max-tokens", 24, "--concurrent", 3, "--json", out,
+                 *(word for policy in EXACT_POLICIES for word in ("--policy", policy)), *way)
+        rows = [row for row in json.loads(out.read_text())["exact"] if row["policy"] != "dense"]
+        return sum(row["equal"] for row in rows), sum(row["requests"] for row in rows)
+
+    def line(self):
+        """The shape's measures, and whether they are good."""
+        reference = self.work / "reference"
+        left = self.evaluate(shlex.split(self.args.left), ["--save-reference", reference])
+        right = self.evaluate(shlex.split(self.args.right), ["--reference", reference])
+        differences = {policy: 100 * (right[policy]["perplexity"] / row["perplexity"] - 1) for policy, row in left.items()}
+        dense = differences.pop("dense")
+        top1 = 100 * right["dense"]["against_dense"]["top1"]
+        worst = max(differences, key=lambda policy: abs(differences[policy]))
+        equal, asked = self.exact(shlex.split(self.args.right))
+        good = (abs(dense) <= self.args.percent and abs(differences[worst]) <= self.args.percent and top1 >= self.args.top1 and
+                0 < equal == asked)
+        return f"{dense:+7.3f} {top1:7.2f} {differences[worst]:+7.3f} {worst.split(':')[0]:7} {equal:4} of {asked}", good
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--winnow", required=True, help="the winnow program")
+    parser.add_argument("--left", required=True, help="flags of `winnow eval`: --device, --isa, --weights, --kv-dtype")
+    parser.add_argument("--right", required=True, help="the other flags, also of `winnow bench exact`")
+    parser.add_argument("--shape", action="append", choices=sorted(SHAPES), help="only these")
+    parser.add_argument("--window", type=int, default=1024, help="tokens that are read at a time, twice")
+    parser.add_argument("--seed", type=int, default=1, help="of weights and manual")
+    parser.add_argument("--percent", type=float, default=0.5, help="of perplexity that rounding may bridge")
+    parser.add_argument("--top1", type=float, default=97.0, help="per cent of likeliest tokens that must be the same")
+    args = parser.parse_args()
+    code = 0
+    print(f"{'shape':18} {'dense%':>7} {'top1%':>7} {'worst%':>15} {'exact':>9}")
+    for name in args.shape or SHAPES:
+        with tempfile.TemporaryDirectory(prefix="winnow-shapes-") as folder:
+            work = pathlib.Path(folder)
+            try:
+                subprocess.run([sys.executable, ROOT / "scripts/make_document.py", "--seed", str(args.seed), "--bytes",
+                                str(16 * args.window), "--out", work], check=True)
+                line, good = Comparison(args, name, work).line()
+            except Failure as failure:
+                line, good = str(failure), False
+                code = 2
+        if not good:
+            code = max(code, 1)
+        print(f"{name:18} {line}{'' if good else '  <- not so'}", flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
