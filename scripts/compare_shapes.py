@@ -66,10 +66,11 @@ class Failure(Exception):
 
 
 class Comparison:
-    """Of one shape's model in `work`, which has document.txt."""
+    """One shape's model, in the folder `work`, which reads `document`."""
 
-    def __init__(self, args, name, work):
+    def __init__(self, args, name, document, work):
         self.args = args
+        self.document = document
         self.work = work
         self.model = work / name
         like = work / f"{name}.json"
@@ -88,7 +89,7 @@ class Comparison:
         """What `eval` says of dense and the policies, computed this way, by policy."""
         policies = ["dense", *(f"{policy}{',' if ':' in policy else ':'}dense_layers=0" for policy in POLICIES)]
         out = self.work / "eval.json"
-        self.run("eval", "--model", self.model, "--text", self.work / "document.txt", "--window", self.args.window, "--limit", 2,
+        self.run("eval", "--model", self.model, "--text", self.document, "--window", self.args.window, "--limit", 2,
                  "--retrieve-from", self.args.window // 4, "--score-from", 2, "--probe-interval", 0, *reference,
                  *(word for policy in policies for word in ("--policy", policy)), "--json", out, *way)
         return {row["policy"]: row for row in json.loads(out.read_text())["text"]}
@@ -96,7 +97,7 @@ class Comparison:
     def exact(self, way):
         """(equal, asked) of answers under EXACT_POLICIES."""
         out = self.work / "exact.json"
-        self.run("bench", "exact", "--model", self.model, "--text", self.work / "document.txt", "--requests", 6, "--min-prompt",
+        self.run("bench", "exact", "--model", self.model, "--text", self.document, "--requests", 6, "--min-prompt",
                  self.args.window // 4, "--max-prompt", self.args.window, "--max-tokens", 24, "--concurrent", 3, "--json", out,
                  *(word for policy in EXACT_POLICIES for word in ("--policy", policy)), *way)
         rows = [row for row in json.loads(out.read_text())["exact"] if row["policy"] != "dense"]
@@ -130,19 +131,21 @@ def main():
     args = parser.parse_args()
     code = 0
     print(f"{'shape':18} {'dense%':>7} {'top1%':>7} {'worst%':>15} {'exact':>9}")
-    for name in args.shape or SHAPES:
-        with tempfile.TemporaryDirectory(prefix="winnow-shapes-") as folder:
-            work = pathlib.Path(folder)
-            try:
-                subprocess.run([sys.executable, ROOT / "scripts/make_document.py", "--seed", str(args.seed), "--bytes",
-                                str(16 * args.window), "--out", work], check=True)
-                line, good = Comparison(args, name, work).line()
-            except Failure as failure:
-                line, good = str(failure), False
-                code = 2
-        if not good:
-            code = max(code, 1)
-        print(f"{name:18} {line}{'' if good else '  <- not so'}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="winnow-shapes-") as folder:
+        top = pathlib.Path(folder)
+        subprocess.run([sys.executable, ROOT / "scripts/make_document.py", "--seed", str(args.seed), "--bytes",
+                        str(16 * args.window), "--out", top], check=True)
+        for name in args.shape or SHAPES:
+            # A shape's files go before the next one's come: a model has up to 2 GB.
+            with tempfile.TemporaryDirectory(dir=top) as work:
+                try:
+                    line, good = Comparison(args, name, top / "document.txt", pathlib.Path(work)).line()
+                except Failure as failure:
+                    line, good = str(failure), False
+                    code = 2
+            if not good:
+                code = max(code, 1)
+            print(f"{name:18} {line}{'' if good else '  <- not so'}", flush=True)
     return code
 
 
