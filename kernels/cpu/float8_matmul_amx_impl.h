@@ -20,9 +20,10 @@
 namespace winnow::kernels {
 namespace {
 
-// How far ahead weights are asked for. 16 threads of a Xeon, a step of 1.35 GB in ms, one row and nine: 15.6 to 16.3 and 24.3 to
-// 26.5; 1 KiB ahead 13.4 to 15.0 and 21.5 to 23.4, 2 KiB 13.3 to 14.8 and 21.0 to 21.5.
-constexpr int64_t kAheadBytes = 2048;
+// How far ahead weights are asked for by these loops; Float8Panels::kAheadBytes is of AVX-512's. 16 threads of a Xeon, a step of
+// 1.35 GB in ms, one row and nine: 15.6 to 16.3 and 24.3 to 26.5; 1 KiB ahead 13.4 to 15.0 and 21.5 to 23.4, 2 KiB 13.3 to 14.8
+// and 21.0 to 21.5.
+constexpr int64_t kFloat8AheadBytes = 2048;
 
 // Rows are bfloat16. The bits of TiledFloat8Matmul, where denormals count as zero (MXCSR).
 struct Float8ChainsKernel {
@@ -67,7 +68,7 @@ struct Float8ChainsKernel {
           for (int i = 0; i < kRegs; ++i) {
             const std::byte* const weights = step + i / kRegsPerPanel * panel_bytes;
             w[i] = Float8Panels::LoadWeights(weights, i % kRegsPerPanel);
-            if (kRows == 1 && s % 2 == 0) __builtin_prefetch(weights + kAheadBytes);
+            if (kRows == 1 && s % 2 == 0) __builtin_prefetch(weights + kFloat8AheadBytes);
           }
 #pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r) {
@@ -178,7 +179,7 @@ class TiledFloat8Matmul {
   // Steps of 8-bit floats to steps of bfloat16, which is exact: as everywhere here, w / 256. `from` lies in memory.
   static void Widen(const std::byte* from, int64_t steps, std::byte* to) {
     for (int64_t s = 0; s < steps; ++s, from += kFloat8StepBytes, to += kBF16StepBytes) {
-      if (s % 2 == 0) __builtin_prefetch(from + kAheadBytes);
+      if (s % 2 == 0) __builtin_prefetch(from + kFloat8AheadBytes);
 #if defined(__AVX512BW__)
       // Magnitudes move beside the sign and their exponent grows; subnormals, whose does not, come out of a table.
       const __m512i subnormals = _mm512_castsi128_si512(
