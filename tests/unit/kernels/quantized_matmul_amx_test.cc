@@ -106,7 +106,8 @@ TEST_F(QuantizedAmxTest, IntegersHaveTheBitsOfTheProductWithoutTiles) {
       MatmulEpilogue epilogue;
       if (random_.Int(0, 1) == 1) epilogue.bias = bias.row(0);
       epilogue.accumulate = random_.Int(0, 1) == 1;
-      const auto operands = IntegerOperands(x, packed, type);
+      auto operands = IntegerOperands(x, packed, type);
+      operands->ahead_bytes = 1024 * random_.Int(0, 1);
       TiledQuantizedMatmul<EmulatedTiles>::Run(operands.Of(0, epilogue, y.tensor()), 0, m, 0,
                                                NumPanels(out), scalar::QuantizedMatmulTiles);
       EXPECT_FALSE(EmulatedTiles::configured());
