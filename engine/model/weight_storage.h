@@ -40,7 +40,8 @@ absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights);
 int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute);
 
 // Memory beside that of StorageBytes where a device widens blocks for products of many rows (Device::bfloat16_blocks): of the
-// largest product's values in bfloat16, kWidenedBytesMax at most. 0 for kWide.
+// largest product's values in bfloat16, kWidenedBytesMax at most; what kernels of its own kind read as they are needs none, but that
+// follows from the device. 0 for kWide.
 inline constexpr int64_t kWidenedBytesMax = int64_t{128}
                                             << 20;  // kernels/cuda/cuda_backend_layer.cc
 int64_t WideningBytes(WeightStorage storage, const Weights& weights);

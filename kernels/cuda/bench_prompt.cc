@@ -108,7 +108,8 @@ void BenchBlocks(Bench& bench) {
       };
       const std::string shape = Text("%s, out %d, in %d", WeightTypeName(type),
                                      static_cast<int>(c.out), static_cast<int>(c.in));
-      for (const int64_t m : {1, 2, 4, 8, 16, 32, 33, 48, 64, 65, 96, 128}) {
+      for (const int64_t m : {1, 2, 4, 8, 16, 32, 33, 48, 64, 65, 96, 128, 256, 512, 1024, 2048}) {
+        if (c.out > 100000 && m > 512) continue;  // nobody asks for so many logits
         const std::string text = Text("m %d, %s", static_cast<int>(m), shape.c_str());
         if (!bench.WantsShape(text) || !StreamsBlocks(m, w)) continue;
         const auto x = RandomFloats(m * c.in);

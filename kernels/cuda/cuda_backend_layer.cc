@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -193,7 +194,8 @@ std::unique_ptr<PackedMatrix> CudaBackend::PackStored(std::span<const StoredMatr
   // Taken now, so that no step has to.
   for (const PackedPart& part : packed) {
     const DeviceWeights& weights = part.weights;
-    if (weights.way != DeviceWeights::Way::kBlocks) continue;
+    constexpr int64_t kAnyRows = std::numeric_limits<int32_t>::max();
+    if (weights.way != DeviceWeights::Way::kBlocks || StreamsBlocks(kAnyRows, weights)) continue;
     const size_t bytes = WidenedBytes(weights.out, weights.in);
     if (bytes <= widened_.size_bytes()) continue;
     widened_ = Buffer();

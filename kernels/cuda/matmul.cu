@@ -590,7 +590,7 @@ cudaError_t MatmulOrdered(const MatmulArgs& args, const DeviceWeights& w, const 
 
 bool GatesProducts(int64_t m, const DeviceWeights& w) {
   if (m <= kMatmulFewRows || w.out % (2 * kOrderedSlice) != 0) return false;
-  if (w.way == DeviceWeights::Way::kBlocks) return StreamsBlocks(m, w) && GatesBlocks(w);
+  if (w.way == DeviceWeights::Way::kBlocks) return StreamsBlocks(m, w) && GatesBlocks(m, w);
   if (w.way != DeviceWeights::Way::kTensor) return false;
   return TakesBatchMatmul(m, w.out) ? GatesBatchMatmul(m, w.out)
                                     : m > kPanelRows && HasGroupMatmul();

@@ -31,7 +31,9 @@
 // Gates and ups of more than kMatmulFewRows rows need not be in memory: MatmulGated().
 //
 // Products of kBlocks have kernels of their own for up to kMatmulFewRows rows (matmul_blocks.cu; Hopper) and for up to
-// kMatmulBatchRows (matmul_blocks_batch.cu; Hopper, most shapes). For more, and on other devices, the caller widens outputs by WidenBlocks and multiplies by those.
+// kMatmulBatchRows (matmul_blocks_batch.cu; Hopper, most shapes), and for more where making weights anew for each tile of rows
+// costs less than widening them (matmul_blocks_wgmma.cu; Hopper, fewer shapes). For the rest, and on other devices, the caller
+// widens outputs by WidenBlocks and multiplies by those.
 //
 // Cost: matmul.h's. Few rows and a batch's read W once, from HBM; more rows read it once per 128 rows
 // (Hopper: 256, 352 or 384), and x once per 128 outputs, a batch of more than 64 per 64 outputs, from L2. Few rows and a batch's of
@@ -73,8 +75,9 @@ size_t PackedMatrixBytes(int64_t out, int64_t in, DeviceWeights::Way way, DType 
 // lies past the last output is undefined where outputs end before the matrix does. REQUIRES: first_output a multiple of 16.
 [[nodiscard]] cudaError_t WidenBlocks(const DeviceWeights& w, int64_t first_output, int64_t outputs,
                                       void* to, Stream stream);
-// Whether products of m rows with W of kBlocks have a kernel on the current device: up to kMatmulBatchRows, but for more than
-// kMatmulFewRows only where segments of W are whole panels of 64 inner values.
+// Whether products of m rows with W of kBlocks have a kernel on the current device, and that is the fastest way: for more than
+// kMatmulFewRows only where segments of W are whole panels of 64 inner values, for more than kMatmulBatchRows only where they are
+// an even number of those, and up to a number of rows that depends on the type.
 bool StreamsBlocks(int64_t m, const DeviceWeights& w);
 
 // x in the order in which kTensor and kBlocks read it; none for kExact. Need not be zeroed.

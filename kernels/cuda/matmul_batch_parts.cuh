@@ -47,9 +47,7 @@ struct BatchTile {
   // Shared memory that the segments' sums of a split tile need: 16 bytes a thread for each tile of rows of a block's share.
   static constexpr size_t kSumsBytes =
       size_t{kMatmulSegments} * (kRowTiles / kBatchClusterBlocks) * kBatchThreads * 16;
-  // The same of a whole tile that is gated.
-  static constexpr size_t kGatedBytes = size_t{kRowTiles} * kBatchThreads * 16;
-  static_assert(kGatedBytes <= kSumsBytes);
+  static_assert(size_t{kBatchThreads / kLanes / 2} * GateBytes(kRowTiles) <= kSumsBytes);
 };
 
 #ifdef WINNOW_WGMMA
@@ -63,55 +61,6 @@ __device__ __forceinline__ BatchPart PartOfBlock(const Operands& args) {
   const int32_t rank = block % kSplit, slices = kMatmulSegments / kSplit * args.slices_per_segment;
   const int32_t first = min(rank * slices, args.slices);
   return {rank, block / kSplit, first, min(first + slices, args.slices)};
-}
-
-// The place in W of a tile's `index`-th 16 outputs, of the last ones that exist where its own do not.
-template <typename T>
-__device__ __forceinline__ int32_t WTileOf(const Operands& args, int32_t tile, int index) {
-  if (args.gated == nullptr) return min(tile * T::kWTiles + index, (args.out + 15) / 16 - 1);
-  const int32_t gates = args.out / 32;  // and as many of ups
-  return min(tile * (T::kWTiles / 2) + index % (T::kWTiles / 2), gates - 1) +
-         index / (T::kWTiles / 2) * gates;
-}
-
-// A whole tile's sums, gates or ups, with bias and gated. `memory`: kGatedBytes at a multiple of 16.
-template <typename T>
-__device__ __forceinline__ void GateBatchTile(const Operands& args, int32_t first_row, int32_t tile,
-                                              uint32_t memory, float (&totals)[T::kRowTiles][4]) {
-  constexpr int kRowTiles = T::kRowTiles, kHalf = kRowTiles / 2;
-  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const int index = warp % T::kWTiles;  // of 16 outputs
-  const bool ups = index >= T::kWTiles / 2;
-  const int32_t column = tile * (T::kOutputs / 2) + index % (T::kWTiles / 2) * 16;
-  // Those of columns that do not exist are nobody's.
-  const int32_t output = column + lane / 4 + (ups ? args.out / 2 : 0);
-  AddBias(args, output, output + 8, totals);
-  const auto at = [&](int of_warp, int j) {
-    return memory + ((of_warp * kRowTiles + j) * kLanes + lane) * 16;
-  };
-  __syncthreads();  // all warps have read their last stage
-#pragma unroll
-  for (int j = 0; j < kRowTiles; ++j) StoreShared(at(warp, j), totals[j]);
-  __syncthreads();
-  // Either warp of a pair takes half of its rows.
-  const int of_gates = ups ? warp - T::kWarpsToUp : warp, first = ups ? kHalf : 0;
-  float left[kHalf][4], right[kHalf][4];  // eight columns each
-#pragma unroll
-  for (int j = 0; j < kHalf; ++j) {
-    float gate[4], up[4];
-    LoadShared(at(of_gates, first + j), gate);
-    LoadShared(at(of_gates + T::kWarpsToUp, first + j), up);
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      left[j][e] = gate[e];
-      left[j][e + 2] = up[e];
-      right[j][e] = gate[e + 2];
-      right[j][e + 2] = up[e + 2];
-    }
-  }
-  const int32_t row = first_row + (warp / 4 / (T::kOutputs / 64) * kRowTiles + first) * 8;
-  WriteGated(args, column, row, lane, left);
-  WriteGated(args, column + 8, row, lane, right);
 }
 
 // Adds a tile's segments and writes its outputs, of rows `first_row` on. `multiply(slice, end, sums)` makes sums of a warpgroup's slices; calls follow
@@ -143,7 +92,11 @@ __device__ __forceinline__ void FinishBatchTile(const Operands& args, int32_t fi
       }
     }
     if (args.gated != nullptr) {
-      GateBatchTile<T>(args, first_row, tile, memory, totals);
+      const int index = warp % T::kWTiles, pair = index % T::kWarpsToUp;
+      GateTile<kRowTiles>(args, tile * (T::kOutputs / 2) + pair * 16,
+                          first_row + row_group * kRowTiles * 8, index >= T::kWarpsToUp,
+                          memory + (row_group * T::kWarpsToUp + pair) * GateBytes(kRowTiles),
+                          totals, [] { __syncthreads(); });
       return;
     }
     AddBias(args, output, output + 8, totals);

@@ -8,7 +8,8 @@
 // a step with L4x32 at 8K (H100, 2.84 ms): x of two records asked for into L1 at once 2.84; records two by two while the kernel
 // before still runs 2.93, three by three 2.93, all at once 2.96.
 //
-// The rows of a batch on Hopper: matmul_blocks_batch.cu. More rows, and other devices: the matrix is widened into plain tiles,
+// The rows of a batch on Hopper: matmul_blocks_batch.cu, and more: matmul_blocks_wgmma.cu. Many rows of most types, and other
+// devices: the matrix is widened into plain tiles,
 // in pieces of outputs, and the kernels of kTensor read those. WidenKernel is a warp a tile.
 #include <algorithm>
 
@@ -339,12 +340,14 @@ cudaError_t WidenBlocks(const DeviceWeights& w, int64_t first_output, int64_t ou
 }
 
 bool StreamsBlocks(int64_t m, const DeviceWeights& w) {
+  if (m > kMatmulBatchRows) return TakesBlocksOfManyRows(m, w);
   if (m > kMatmulFewRows) return TakesBlocksBatch(m, w);
   return CurrentDevice().hopper && kHalfSharedBytes <= CurrentDevice().block_shared_bytes;
 }
 
 cudaError_t MatmulBlocks(const Operands& operands, const DeviceWeights& w, Stream stream) {
   if (!StreamsBlocks(operands.m, w)) return cudaErrorInvalidValue;
+  if (operands.m > kMatmulBatchRows) return MatmulBlocksOfManyRows(operands, w, stream);
   if (operands.m > kMatmulFewRows) return MatmulBlocksOfBatch(operands, w, stream);
   const BlockOperands all = BlockOperandsOf(operands, w);
   return WithBlockType(w.type, [&]<WeightType kType>() {

@@ -242,8 +242,8 @@ bool TakesBlocksBatch(int64_t m, const DeviceWeights& w) {
                   Rings<WeightType::kQ4_1, 2>::kSharedBytes);
 }
 
-bool GatesBlocks(const DeviceWeights& w) {
-  return !SplitsBatchTiles(CeilDiv(w.out, BatchTile<2>::kOutputs));
+bool GatesBlocks(int64_t m, const DeviceWeights& w) {
+  return m > kMatmulBatchRows || !SplitsBatchTiles(CeilDiv(w.out, BatchTile<2>::kOutputs));
 }
 
 cudaError_t MatmulBlocksOfBatch(const Operands& operands, const DeviceWeights& w, Stream stream) {

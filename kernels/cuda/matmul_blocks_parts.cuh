@@ -1,5 +1,5 @@
-// Shared by products of quantised weights: few rows (matmul_blocks.cu) and a batch's (matmul_blocks_batch.cu); no one else
-// includes it.
+// Shared by products of quantised weights: few rows (matmul_blocks.cu), a batch's (matmul_blocks_batch.cu) and many
+// (matmul_blocks_wgmma.cu); no one else includes it.
 #ifndef WINNOW_KERNELS_CUDA_MATMUL_BLOCKS_PARTS_CUH_
 #define WINNOW_KERNELS_CUDA_MATMUL_BLOCKS_PARTS_CUH_
 
@@ -60,6 +60,12 @@ bool TakesBlocksBatch(int64_t m, const DeviceWeights& w);
 // REQUIRES: TakesBlocksBatch(), and x in panels.
 [[nodiscard]] cudaError_t MatmulBlocksOfBatch(const Operands& operands, const DeviceWeights& w,
                                               Stream stream);
+
+// The same of more rows than a batch's, where they have a kernel and it is faster than widening.
+bool TakesBlocksOfManyRows(int64_t m, const DeviceWeights& w);
+// REQUIRES: TakesBlocksOfManyRows(), and x in panels.
+[[nodiscard]] cudaError_t MatmulBlocksOfManyRows(const Operands& operands, const DeviceWeights& w,
+                                                 Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

@@ -5,6 +5,7 @@
 //   matmul_wgmma.cu  kTensor: many rows on Hopper
 //   matmul_blocks.cu kBlocks: few rows, W on its way into that order and out of it
 //   matmul_blocks_batch.cu   kBlocks: the rows of a batch on Hopper
+//   matmul_blocks_wgmma.cu   kBlocks: many rows on Hopper
 //   matmul_exact.cu  kExact, and plain W on its way into either order
 #ifndef WINNOW_KERNELS_CUDA_MATMUL_PARTS_CUH_
 #define WINNOW_KERNELS_CUDA_MATMUL_PARTS_CUH_
@@ -173,6 +174,63 @@ __device__ __forceinline__ void WriteGated(const Operands& args, uint32_t column
     }
   }
 }
+// The place in W of a tile's `index`-th 16 outputs, of the last ones that exist where its own do not; T::kWTiles: of a tile. Of a
+// gated one half are gates and half ups.
+template <typename T>
+__device__ __forceinline__ int32_t WTileOf(const Operands& args, int32_t tile, int index) {
+  if (args.gated == nullptr) return min(tile * T::kWTiles + index, (args.out + 15) / 16 - 1);
+  const int32_t gates = args.out / 32;  // and as many of ups
+  return min(tile * (T::kWTiles / 2) + index % (T::kWTiles / 2), gates - 1) +
+         index / (T::kWTiles / 2) * gates;
+}
+
+// Shared memory in which two warps exchange what GateTile() gates.
+constexpr uint32_t GateBytes(int row_tiles) {
+  return static_cast<uint32_t>(row_tiles) * kLanes * 16;
+}
+// A tile's sums of two warps, one with 16 gates, from `column` on, the other (`ups`) with the ups that belong to them, with
+// bias and gated. The first takes the first half of their rows, from `first_row` on, the second the other half. `memory`: theirs,
+// GateBytes() at a multiple of 16. `meet()` is a barrier for both and for all who read what lies there before.
+template <int kRowTiles, typename Meet>
+__device__ __forceinline__ void GateTile(const Operands& args, int32_t column, int32_t first_row,
+                                         bool ups, uint32_t memory, float (&totals)[kRowTiles][4],
+                                         const Meet& meet) {
+  constexpr int kHalf = kRowTiles / 2;
+  static_assert(kRowTiles % 2 == 0);
+  const int lane = threadIdx.x % kLanes;
+  // Those of columns that do not exist are nobody's.
+  const int32_t output = column + lane / 4 + (ups ? args.out / 2 : 0);
+  AddBias(args, output, output + 8, totals);
+  const auto at = [&](bool of_ups, int j) {
+    return memory + (((of_ups ? kHalf : 0) + j) * kLanes + lane) * 16;
+  };
+  meet();
+#pragma unroll
+  for (int j = 0; j < kHalf; ++j) {
+    float given[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) given[e] = ups ? totals[j][e] : totals[kHalf + j][e];
+    StoreShared(at(ups, j), given);
+  }
+  meet();
+  float left[kHalf][4], right[kHalf][4];  // eight columns each
+#pragma unroll
+  for (int j = 0; j < kHalf; ++j) {
+    float taken[4];
+    LoadShared(at(!ups, j), taken);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float mine = ups ? totals[kHalf + j][e] : totals[j][e];
+      float(&to)[4] = e < 2 ? left[j] : right[j];
+      to[e % 2] = ups ? taken[e] : mine;
+      to[2 + e % 2] = ups ? mine : taken[e];
+    }
+  }
+  const int32_t row = first_row + (ups ? kHalf * 8 : 0);
+  WriteGated(args, column, row, lane, left);
+  WriteGated(args, column + 8, row, lane, right);
+}
+
 // Whether m rows are a batch's, where the code that runs on the current device has what those need.
 bool TakesBatchMatmul(int64_t m, int64_t out);
 // Whether MatmulOfBatch() has a kernel that gates them. REQUIRES: TakesBatchMatmul(), and whole slices of gates.
@@ -189,7 +247,7 @@ bool HasGroupMatmul();
 [[nodiscard]] cudaError_t MatmulBlocks(const Operands& operands, const DeviceWeights& w,
                                        Stream stream);
 // Whether MatmulBlocks() has a kernel that gates m rows. REQUIRES: m > kMatmulFewRows, StreamsBlocks(m, w), and whole slices of gates.
-bool GatesBlocks(const DeviceWeights& w);
+bool GatesBlocks(int64_t m, const DeviceWeights& w);
 
 // REQUIRES: kExact, and m >= 1.
 [[nodiscard]] cudaError_t MatmulExact(const MatmulArgs& args, const DeviceWeights& w,

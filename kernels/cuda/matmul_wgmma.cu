@@ -33,75 +33,146 @@
 //   the same and a wait with acquire at cluster, of two         a prompt's products: 239 instead of 438
 //   bands of 3, 4, 6 or 16 tiles of rows in place of 8         within 3 % at 2048 rows, no better at 8192
 //   the second warpgroup two stages behind the first           2 to 8 % slower
+//   a tile's outputs written in six pieces, each beside one of the next tile's first stages    6144 x 4096 702, now 709;
+//     28672 x 4096 gated 605 and 612, now 586 and 592 (H200, 2048 rows)
 //   W in pieces of 64 outputs by 64 inner values, one behind the other: as fast here, but streaming 16 outputs (matmul.cu) up to
 //     9 % slower
 #include <algorithm>
 
-#include "kernels/cuda/bulk_copy.cuh"
-#include "kernels/cuda/device_math.cuh"
-#include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/matmul_parts.cuh"
+#include "kernels/cuda/matmul_wgmma_parts.cuh"
 #include "kernels/cuda/tensor_map.h"
-#include "kernels/cuda/wgmma.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {
 
-constexpr int kGroupThreads = 128;
-constexpr int kGroups = 2;  // that multiply
-constexpr int kBlockThreads = (kGroups + 1) * kGroupThreads;
-constexpr int kBlockOutputs = kGroups * 64;
-constexpr int kWTiles = kBlockOutputs / 16;
-constexpr int kGroupTiles = kWTiles / kGroups;
 constexpr int kMostBlockRows = 192;
-constexpr int kSharedBytes = 226 * 1024;       // of a block, but for its barriers
-[[maybe_unused]] constexpr int kBandRows = 8;  // tiles of a cluster side by side
+constexpr int32_t kBandRows = 8;
+[[maybe_unused]] constexpr int kMultiplyRegisters = 232, kFillRegisters = 40;
+static_assert(SharesRegisters(kMultiplyRegisters, kFillRegisters));
 
-// kStageSlices: 2, or 1 where a segment is an odd number of slices; then a panel is copied for either half.
+// Of a stage: rows of a panel of x, and [kGroups][kStageSlices][4] tiles of W. kStageSlices: 2, or 1 where a segment is an odd
+// number of slices; then a panel is copied for either half.
 template <int kStageSlices, int kBlockRows>
 struct Stage {
+  static constexpr int kGroupTiles = kGroupsOutputs / 16 / kGroups;
   static constexpr uint32_t kXBytes = kBlockRows * (kPanelBytes / kPanelRows);
-  static constexpr uint32_t kWBytes = kStageSlices * kWTiles * kWTileBytes;
+  static constexpr uint32_t kGroupWBytes = kStageSlices * kGroupTiles * kWTileBytes;
+  static constexpr uint32_t kWBytes = kGroups * kGroupWBytes;
   static constexpr int kCount =
-      std::min(6, static_cast<int>((kSharedBytes - 1024) / (kXBytes + kWBytes)));
+      std::min(6, static_cast<int>((kGroupsSharedBytes - 1024) / (kXBytes + kWBytes)));
   static constexpr size_t kAllBytes = size_t{1024} + kCount * (kXBytes + kWBytes);
 };
 
-// Tiles of clusters: `kBandRows` of the rows side by side, then the next outputs, so that what runs at once
-// reads little of either operand.
-struct Raster {
-  int32_t row_tiles, output_tiles;
-
 #ifdef WINNOW_WGMMA
-  __device__ int32_t count() const { return row_tiles * output_tiles; }
-  __device__ void Place(int32_t tile, int32_t& row_tile, int32_t& output_tile) const {
-    const int32_t band = tile / (kBandRows * output_tiles);
-    const int32_t in_band = tile - band * kBandRows * output_tiles;
-    const int32_t rows = min(kBandRows, row_tiles - band * kBandRows);
-    row_tile = band * kBandRows + in_band % rows;
-    output_tile = in_band / rows;
+// The place of a block's tile: clusters share outputs, its blocks have rows of their own.
+template <int kBlockRows, int kClusterBlocks>
+__device__ __forceinline__ void PlaceTile(const Raster& raster, int32_t tile, int rank,
+                                          int32_t& first_row, int32_t& first_output) {
+  int32_t row_tile, output_tile;
+  raster.Place(tile, row_tile, output_tile);
+  first_row = (row_tile * kClusterBlocks + rank) * kBlockRows;
+  first_output = output_tile * kGroupsOutputs;
+}
+
+// The warpgroups that multiply: all tiles of this block, as their stages are filled, and what becomes of them. `x_at`, `w_at`: those
+// parts of the stages. `filled` and `emptied`: their barriers, of which the second hears of all warps of the cluster.
+template <int kStageSlices, int kBlockRows, int kClusterBlocks, bool kGated>
+__device__ __forceinline__ void MultiplyTiles(const Operands& args, const Raster& raster, int rank,
+                                              uint32_t x_at, uint32_t w_at, uint64_t* filled,
+                                              uint64_t* emptied) {
+  using S = Stage<kStageSlices, kBlockRows>;
+  constexpr int kRowTiles = kBlockRows / 8;
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const auto first_tile = static_cast<int32_t>(blockIdx.x) / kClusterBlocks;
+  const auto clusters = static_cast<int32_t>(gridDim.x) / kClusterBlocks;
+  const auto all_tiles = static_cast<int32_t>(raster.count());
+  InTurn<S::kCount> stage;
+  // The same in all threads of a warp, which the compiler cannot know.
+  const uint32_t my_w = __shfl_sync(kFullMask, w_at + warp / 4 * S::kGroupWBytes, 0);
+  const uint32_t my_x = __shfl_sync(kFullMask, x_at, 0);
+  // All who write here hear that a stage may be filled again.
+  const auto release = [&](int of_stage) {
+    __syncwarp();  // all lanes have waited for what reads it
+    if constexpr (kClusterBlocks == 1) {
+      if (lane == 0) Arrive(SharedAddress(emptied + of_stage));
+    } else {
+      if (lane < kClusterBlocks) ArriveAt(SharedAddress(emptied + of_stage), lane);
+    }
+  };
+  float sums[kRowTiles][4], totals[kRowTiles][4];
+  // Starts to multiply a stage; kBegins: the first of a segment. That is known when this is compiled, or else the
+  // compiler lets each instruction wait for the one before.
+  const auto start = [&]<bool kBegins>(int32_t slice) {
+    WaitForPhase(SharedAddress(filled + stage.index), stage.parity);
+    const uint64_t x = SharedMatrix(
+        my_x + stage.index * S::kXBytes + (kStageSlices == 1 ? slice % 2 * 64 : 0), 1024);
+    const uint32_t w_stage = my_w + stage.index * S::kWBytes;
+    const uint64_t w = SharedMatrixOf64(w_stage);
+    FenceGroup();
+#pragma unroll
+    for (int i = 0; i < kStageSlices * 2; ++i) {
+      GroupMultiplyAdd(sums, Further(w, i / 2 * (S::kGroupTiles * kWTileBytes) + i % 2 * 32),
+                       Further(x, i * 32), !kBegins || i > 0);
+    }
+    CommitGroup();
+  };
+  for (int32_t tile = first_tile; tile < all_tiles; tile += clusters) {
+    SetTile(totals, -0.0f);
+    for (int32_t slice = 0; slice < args.slices;) {
+      const int32_t end = min(slice + args.slices_per_segment, args.slices);
+      start.template operator()<true>(slice);
+      stage.Next();
+      for (slice += kStageSlices; slice < end; slice += kStageSlices) {
+        start.template operator()<false>(slice);
+        WaitForGroups<1>();
+        release(stage.before());
+        stage.Next();
+      }
+      WaitForGroups<0>();
+      release(stage.before());
+      AddToTile(totals, sums);
+    }
+    int32_t first_row, first_output;
+    PlaceTile<kBlockRows, kClusterBlocks>(raster, tile, rank, first_row, first_output);
+    // This thread's outputs: two of W, or a gate and its up.
+    const int32_t output =
+        kGated ? first_output / 2 + warp * 8 + lane / 4 : first_output + warp * 16 + lane / 4;
+    const int32_t outputs = kGated ? args.out / 2 : args.out;
+    const int32_t other = kGated ? outputs + output : output + 8;
+    // What Finish() does, one step for all values after the other.
+    AddEmptySegments(args, totals);
+    AddBias(args, output < outputs ? output : args.out, other, totals);
+    if constexpr (kGated) {
+      WriteGated(args, output - lane / 4, first_row, lane, totals);
+    } else {
+      const int32_t row = first_row + lane % 4 * 2;
+      if (first_output + kGroupsOutputs <= args.out && first_row + kBlockRows <= args.m) {
+        WriteTile<true>(args, output, row, totals);
+      } else {
+        WriteTile<false>(args, output, row, totals);
+      }
+    }
   }
+}
 #endif
-};
 
 // kGated: `args.gated` is written; W comes eight gates and their eight ups by turns, so that a thread has both.
 template <int kStageSlices, int kBlockRows, int kClusterBlocks, bool kGated>
-__global__ void __launch_bounds__(kBlockThreads, 1)
+__global__ void __launch_bounds__(kGroupsThreads, 1)
     GroupsKernel(const __grid_constant__ Operands args, const __grid_constant__ CUtensorMap of_w,
                  const Raster raster) {
 #ifdef WINNOW_WGMMA
   using S = Stage<kStageSlices, kBlockRows>;
-  constexpr int kRowTiles = kBlockRows / 8;
   extern __shared__ uint4 dynamic[];
   __shared__ uint64_t filled[S::kCount], emptied[S::kCount];
   const uint32_t x_at = (SharedAddress(dynamic) + 1023) / 1024 * 1024;  // [kCount] rows of panels
-  const uint32_t w_at = x_at + S::kCount * S::kXBytes;  // [kCount][kGroups][kStageSlices][4] tiles
+  const uint32_t w_at = x_at + S::kCount * S::kXBytes;
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int rank = kClusterBlocks == 1 ? 0 : static_cast<int>(RankInCluster());
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kCount; ++i) {
       InitBarrier(SharedAddress(filled + i));
-      InitBarrier(SharedAddress(emptied + i), kClusterBlocks * kGroups * (kGroupThreads / kLanes));
+      InitBarrier(SharedAddress(emptied + i), kClusterBlocks * kGroupsWarps);
     }
     FenceBarriers();
   }
@@ -110,154 +181,45 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   } else {
     SynchronizeCluster();
   }
-  const auto first_tile = static_cast<int32_t>(blockIdx.x) / kClusterBlocks;
-  const auto clusters = static_cast<int32_t>(gridDim.x) / kClusterBlocks;
-  const auto place = [&](int32_t tile, int32_t& first_row, int32_t& first_output) {
-    int32_t row_tile, output_tile;
-    raster.Place(tile, row_tile, output_tile);
-    first_row = (row_tile * kClusterBlocks + rank) * kBlockRows;
-    first_output = output_tile * kBlockOutputs;
-  };
-  int stage = 0;
-  uint32_t parity = 0;
-  const auto next_stage = [&] {
-    if (++stage == S::kCount) {
-      stage = 0;
-      parity ^= 1;
-    }
-  };
-  if (warp >= kGroups * kGroupThreads / kLanes) {
-    GiveUpRegisters<24>();
-    // Copies: the first lanes W for a warpgroup each, others the rows of a panel. Of W what does not exist is zero, of x
-    // the last that does: so all stages have the same size.
-    constexpr int kRowPieces = kPanelBytes / kPanelRows / 16;
-    constexpr uint32_t kGroupBytes = S::kWBytes / kGroups;
+  if (warp < kGroupsWarps) {
+    TakeRegisters<kMultiplyRegisters>();
+    MultiplyTiles<kStageSlices, kBlockRows, kClusterBlocks, kGated>(args, raster, rank, x_at, w_at,
+                                                                    filled, emptied);
+  } else {
+    GiveUpRegisters<kFillRegisters>();
+    // Copies: the last lanes W for a warpgroup each, others the rows of a panel. Of W what does not exist is zero.
     static_assert(kBlockRows / kPanelRows + 2 <= kLanes - kGroups);
     static_assert(kTensorTileBytes == kWTileBytes);
     static_assert(kClusterBlocks == 1 || kClusterBlocks == kGroups);
     static_assert(!kGated || kClusterBlocks > 1);
-    const int32_t panels = (args.m + kPanelRows - 1) / kPanelRows;
-    const int32_t panel_slices = (args.slices + 1) / 2;
-    const int32_t tiles = warp == kGroups * kGroupThreads / kLanes ? raster.count() : 0;
-    for (int32_t tile = first_tile; tile < tiles; tile += clusters) {
+    const int group = lane - (kLanes - kGroups);
+    const auto clusters = static_cast<int32_t>(gridDim.x) / kClusterBlocks;
+    const auto tiles = warp == kGroupsWarps ? static_cast<int32_t>(raster.count()) : 0;
+    InTurn<S::kCount> stage;
+    for (auto tile = static_cast<int32_t>(blockIdx.x) / kClusterBlocks; tile < tiles;
+         tile += clusters) {
       int32_t first_row, first_output;
-      place(tile, first_row, first_output);
-      const int32_t w_tile = (first_output / 16 + lane * kGroupTiles) / (kGated ? 2 : 1);
-      const int32_t panel = first_row / kPanelRows + lane - kGroups;
-      const int32_t row = max(first_row, panel * kPanelRows);
-      const int32_t end = min(first_row + kBlockRows, (panel + 1) * kPanelRows);
-      const int32_t x_bytes = lane < kGroups ? 0 : (end - row) * kRowPieces * 16;
-      const uint4* of_x = args.x +
-                          int64_t{min(panel, panels - 1)} * panel_slices * (kPanelBytes / 16) +
-                          (row - panel * kPanelRows) * kRowPieces;
-      const uint32_t to_x = x_at + (row - first_row) * kRowPieces * 16;
+      PlaceTile<kBlockRows, kClusterBlocks>(raster, tile, rank, first_row, first_output);
+      const int32_t w_tile = (first_output / 16 + group * S::kGroupTiles) / (kGated ? 2 : 1);
+      const RowsOfLane<kBlockRows> rows(args, first_row, lane);
       for (int32_t slice = 0; slice < args.slices; slice += kStageSlices) {
-        const uint32_t barrier = SharedAddress(filled + stage);
-        WaitForPhase(SharedAddress(emptied + stage), parity ^ 1);
+        const uint32_t barrier = SharedAddress(filled + stage.index);
+        WaitForPhase(SharedAddress(emptied + stage.index), stage.parity ^ 1);
         if (lane == 0) ArriveExpecting(barrier, S::kXBytes + S::kWBytes);
         __syncwarp();
-        if (x_bytes > 0) {
-          BulkCopy(to_x + stage * S::kXBytes, of_x + slice / 2 * (kPanelBytes / 16), x_bytes,
-                   barrier);
-        } else if (lane < kGroups) {
-          const uint32_t to = w_at + stage * S::kWBytes + lane * kGroupBytes;
+        rows.Copy(x_at + stage.index * S::kXBytes, slice, barrier);
+        if (group >= 0) {
+          const uint32_t to = w_at + stage.index * S::kWBytes + group * S::kGroupWBytes;
           if (kClusterBlocks == 1) {
             BulkCopyTiles(to, &of_w, w_tile, slice, barrier);
-          } else if (lane != rank) {
+          } else if (group != rank) {
           } else if constexpr (kGated) {
             BulkCopyGatedTiles(to, &of_w, w_tile, slice, barrier, (1 << kClusterBlocks) - 1);
           } else {
             BulkCopyTilesToAll(to, &of_w, w_tile, slice, barrier, (1 << kClusterBlocks) - 1);
           }
         }
-        next_stage();
-      }
-    }
-  } else {
-    TakeRegisters<240>();
-    // The same in all threads of a warp, which the compiler cannot know.
-    const uint32_t my_w = __shfl_sync(kFullMask, w_at + warp / 4 * (S::kWBytes / kGroups), 0);
-    const uint32_t my_x = __shfl_sync(kFullMask, x_at, 0);
-    // All who write here hear that a stage may be filled again.
-    const auto release = [&](int of_stage) {
-      __syncwarp();  // all lanes have waited for what reads it
-      if constexpr (kClusterBlocks == 1) {
-        if (lane == 0) Arrive(SharedAddress(emptied + of_stage));
-      } else {
-        if (lane < kClusterBlocks) ArriveAt(SharedAddress(emptied + of_stage), lane);
-      }
-    };
-    const auto before = [&] { return stage == 0 ? S::kCount - 1 : stage - 1; };
-    float sums[kRowTiles][4], totals[kRowTiles][4];
-    // Starts to multiply a stage; kBegins: the first of a segment. That is known when this is compiled, or else the
-    // compiler lets each instruction wait for the one before.
-    const auto start = [&]<bool kBegins>(int32_t slice) {
-      WaitForPhase(SharedAddress(filled + stage), parity);
-      const uint64_t x =
-          SharedMatrix(my_x + stage * S::kXBytes + (kStageSlices == 1 ? slice % 2 * 64 : 0), 1024);
-      const uint32_t w_stage = my_w + stage * S::kWBytes;
-      const uint64_t w = SharedMatrixOf64(w_stage);
-      FenceGroup();
-#pragma unroll
-      for (int i = 0; i < kStageSlices * 2; ++i) {
-        GroupMultiplyAdd(sums, Further(w, i / 2 * (kGroupTiles * kWTileBytes) + i % 2 * 32),
-                         Further(x, i * 32), !kBegins || i > 0);
-      }
-      CommitGroup();
-    };
-    for (int32_t tile = first_tile; tile < raster.count(); tile += clusters) {
-#pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          totals[j][e] = -0.0f;  // which changes no sum, not even one of -0
-      }
-      for (int32_t slice = 0; slice < args.slices;) {
-        const int32_t end = min(slice + args.slices_per_segment, args.slices);
-        start.template operator()<true>(slice);
-        next_stage();
-        for (slice += kStageSlices; slice < end; slice += kStageSlices) {
-          start.template operator()<false>(slice);
-          WaitForGroups<1>();
-          release(before());
-          next_stage();
-        }
-        WaitForGroups<0>();
-        release(before());
-#pragma unroll
-        for (int j = 0; j < kRowTiles; ++j) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) totals[j][e] = __fadd_rn(totals[j][e], sums[j][e]);
-        }
-      }
-      int32_t first_row, first_output;
-      place(tile, first_row, first_output);
-      // This thread's outputs: two of W, or a gate and its up.
-      const int32_t output =
-          kGated ? first_output / 2 + warp * 8 + lane / 4 : first_output + warp * 16 + lane / 4;
-      const int32_t outputs = kGated ? args.out / 2 : args.out;
-      const int32_t other = kGated ? outputs + output : output + 8;
-      // What Finish() does, one step for all values after the other.
-      const auto for_all = [&](const auto& change) {
-#pragma unroll
-        for (int j = 0; j < kRowTiles; ++j) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) change(totals[j][e], e / 2);
-        }
-      };
-      if (args.HasEmptySegments()) {
-        for_all([](float& value, int) { value = __fadd_rn(value, 0.0f); });
-      }
-      AddBias(args, output < outputs ? output : args.out, other, totals);
-      if constexpr (kGated) {
-        WriteGated(args, output - lane / 4, first_row, lane, totals);
-      } else {
-        const int32_t row = first_row + lane % 4 * 2;
-        if (first_output + kBlockOutputs <= args.out && first_row + kBlockRows <= args.m) {
-          WriteTile<true>(args, output, row, totals);
-        } else {
-          WriteTile<false>(args, output, row, totals);
-        }
+        stage.Next();
       }
     }
   }
@@ -266,17 +228,13 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 }
 
 template <int kBlockRows, int kClusterBlocks>
-Raster RasterOf(const Operands& operands) {
-  return {static_cast<int32_t>(CeilDiv(operands.m, kBlockRows * kClusterBlocks)),
-          static_cast<int32_t>(CeilDiv(operands.out, kBlockOutputs))};
+Raster RasterOfRows(const Operands& operands) {
+  return RasterOf(operands, kBlockRows * kClusterBlocks, kGroupsOutputs, kBandRows);
 }
 
 template <int kStageSlices, int kBlockRows, int kClusterBlocks, bool kGated>
 cudaError_t LaunchGroups(const Operands& operands, Stream stream) {
-  constexpr size_t kBytes = Stage<kStageSlices, kBlockRows>::kAllBytes;
-  const auto kernel = GroupsKernel<kStageSlices, kBlockRows, kClusterBlocks, kGated>;
-  const Raster raster = RasterOf<kBlockRows, kClusterBlocks>(operands);
-  const int64_t tiles = int64_t{raster.row_tiles} * raster.output_tiles;
+  constexpr int kGroupTiles = Stage<kStageSlices, kBlockRows>::kGroupTiles;
   CUtensorMap of_w = {};
   if (kGated ? !MakeGatedTilesMap(operands.w, operands.out / 32, operands.slices, kGroupTiles / 2,
                                   kStageSlices, &of_w)
@@ -284,33 +242,11 @@ cudaError_t LaunchGroups(const Operands& operands, Stream stream) {
                              kStageSlices, &of_w)) {
     return cudaErrorNotSupported;
   }
-  if (tiles > 0x7fffffff / 64) return cudaErrorInvalidValue;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {kClusterBlocks, 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(kClusterBlocks);
-  config.blockDim = dim3(kBlockThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  // How many clusters run at once; asked of the driver once per thread and device.
-  thread_local int device = -1, clusters = 0;
-  if (const int current = CurrentDevice().device; current != device || clusters == 0) {
-    if (const cudaError_t error = AllowShared(reinterpret_cast<const void*>(kernel), kBytes);
-        error != cudaSuccess) {
-      return error;
-    }
-    if (const cudaError_t error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
-        error != cudaSuccess) {
-      return error;
-    }
-    if (clusters < 1) return cudaErrorLaunchOutOfResources;
-    device = current;
-  }
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, clusters)) * kClusterBlocks;
-  return LaunchAs({.cluster_blocks = kClusterBlocks}, kernel, dim3(blocks), kBlockThreads, kBytes,
-                  stream, operands, of_w, raster);
+  thread_local ClustersAtOnce at_once;
+  return LaunchRaster<kClusterBlocks>(
+      GroupsKernel<kStageSlices, kBlockRows, kClusterBlocks, kGated>,
+      Stage<kStageSlices, kBlockRows>::kAllBytes,
+      RasterOfRows<kBlockRows, kClusterBlocks>(operands), at_once, stream, operands, of_w);
 }
 
 template <int kStageSlices, int kBlockRows>
@@ -320,15 +256,9 @@ cudaError_t LaunchPairs(const Operands& operands, Stream stream) {
              : LaunchGroups<kStageSlices, kBlockRows, 2, true>(operands, stream);
 }
 
-// Time of a product in tiles of pairs of blocks of `kBlockRows` rows, in no unit. A tile's is that of its rows and a share
-// that all have; pairs of multiprocessors take one after the other.
 template <int kBlockRows>
 int64_t CostOf(const Operands& operands) {
-  constexpr int64_t kTileRows = 24;
-  const Raster raster = RasterOf<kBlockRows, 2>(operands);
-  const int64_t at_once = std::max(CurrentDevice().multiprocessors / 2, 1);
-  return CeilDiv(int64_t{raster.row_tiles} * raster.output_tiles, at_once) *
-         (kBlockRows + kTileRows);
+  return PairsCost(RasterOfRows<kBlockRows, 2>(operands), kBlockRows);
 }
 
 }  // namespace

@@ -130,6 +130,22 @@ __device__ __forceinline__ void GroupMultiplyAdd(float (&c)[16][4], const uint32
         "n"(kTransposedB ? 1 : 0));
 }
 
+template <bool kTransposedB = false>
+__device__ __forceinline__ void GroupMultiplyAdd(float (&c)[22][4], const uint32_t (&a)[4],
+                                                 uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %93, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n176k16.f32.bf16.bf16 {" WINNOW_NUMBERS_176
+      "}, "
+      "{%88, %89, %90, %91}, %92, add, 1, 1, %94;\n"
+      "}"
+      : WINNOW_SUMS_176(c)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
+        "n"(kTransposedB ? 1 : 0));
+}
+
 // The same, a in shared memory too: its rows are elements of M, by SharedMatrix() or SharedMatrixOf64().
 __device__ __forceinline__ void GroupMultiplyAdd(float (&c)[8][4], uint64_t a, uint64_t b,
                                                  bool add) {

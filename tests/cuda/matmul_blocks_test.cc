@@ -62,6 +62,44 @@ class CudaMatmulBlocksTest : public CudaBackendFixture {
               cudaSuccess);
     return multiprocessors / 2 * 64 + 32;
   }
+  // MatmulGated() of `width` gates and as many ups, with and without bias, where there is a kernel.
+  void ExpectGatedAsItsParts(WeightType type, int64_t m, int64_t in, int64_t width) {
+    const int64_t out = 2 * width;
+    SCOPED_TRACE(testing::Message()
+                 << WeightTypeName(type) << ", m " << m << ", in " << in << ", width " << width);
+    const BlockMatrix matrix(random_, out, in, type);
+    DeviceArray<std::byte> packed(BlockBytes(type, out, in));
+    const DeviceWeights w = PackOnDevice(matrix.stored(), packed);
+    ASSERT_FALSE(GatesProducts(kMatmulFewRows, w));
+    if (!StreamsBlocks(m, w)) {
+      ASSERT_FALSE(GatesProducts(m, w));
+      return;
+    }
+    ASSERT_TRUE(GatesProducts(m, w));
+    // Sums of like size, whatever scales are.
+    Matrix x = Matrix::Normal(random_, m, in, 1.0f / std::sqrt(static_cast<float>(in)));
+    std::vector<float> bias;
+    if (random_.Int(0, 1) == 1) {
+      for (int64_t o = 0; o < out; ++o) bias.push_back(random_.Normal());
+    }
+    const DeviceArray<float> of_bias(bias), gate_up(m * out);
+    const auto on_device = Upload(x);
+    const DeviceArray<std::byte> ordered(OrderedBytes(m, in));
+    WINNOW_CUDA_OK(OrderRows(on_device.data(), x.tensor().stride, m, in, ordered.data(), nullptr));
+    MatmulArgs args;
+    args.m = m;
+    args.y = gate_up.data();
+    args.y_stride = out;
+    args.bias = bias.empty() ? nullptr : of_bias.data();
+    constexpr size_t kBehind = 4096;
+    const DeviceArray<std::byte> parts(OrderedBytes(m, width) + kBehind),
+        gated(OrderedBytes(m, width) + kBehind);
+    WINNOW_CUDA_OK(MatmulOrdered(args, w, ordered.data(), nullptr));
+    WINNOW_CUDA_OK(SiluMulOrdered({gate_up.data(), m, out, out}, parts.data(), nullptr));
+    args.y = nullptr;
+    WINNOW_CUDA_OK(MatmulGated(args, w, ordered.data(), gated.data(), nullptr));
+    ASSERT_TRUE(gated.Get() == parts.Get());
+  }
   int64_t AnyPadding() { return random_.Int(0, 1) == 0 ? 3 : 4; }
 };
 
@@ -70,12 +108,17 @@ TEST_F(CudaMatmulBlocksTest, ProductsHaveTheBitsOfTheWidenedMatrix) {
   SCOPED_TRACE(Seed());
   for (const WeightType type : kBlockTypes) {
     const int64_t values = BlockSizeOf(type).values;
-    for (const int64_t m :
-         {1, 2, 3, 7, 8, 9, 15, 16, 17, 24, 25, 31, 32, 33, 48, 63, 64, 65, 100, 128, 129, 200}) {
-      // Fewer slices than segments, segments of an odd number of slices, of an even one, and of several records.
+    std::vector<int64_t> rows = {1,  2,  3,  7,  8,  9,  15, 16,  17,  24,  25,
+                                 31, 32, 33, 48, 63, 64, 65, 100, 128, 129, 200};
+    rows.push_back(random_.Int(130, 199));
+    rows.push_back(random_.Int(201, 700));
+    for (const int64_t m : rows) {
+      // Fewer slices than segments, segments of an odd number of slices, of an even one, some without slices, and of several
+      // records.
       const int64_t ins[] = {values * random_.Int(1, 6), values * random_.Int(1, 3000 / values),
-                             512 * random_.Int(1, 12), 2048 * random_.Int(1, 2)};
-      const int64_t in = ins[random_.Int(0, 3)];
+                             512 * random_.Int(1, 12), 2048 * random_.Int(1, 2),
+                             values * 2 * random_.Int(1, 16)};
+      const int64_t in = ins[random_.Int(0, 4)];
       const int64_t out_a = random_.Int(1, 200), out_b = random_.Int(1, 90);
       SCOPED_TRACE(testing::Message() << WeightTypeName(type) << ", m " << m << ", in " << in
                                       << ", out " << out_a << "+" << out_b);
@@ -119,10 +162,11 @@ TEST_F(CudaMatmulBlocksTest, ManyTilesAndLongRowsHaveTheSameBits) {
       const auto plain = backend_->Pack({{{wide.data(), DType::kBF16, out, in}}}, DType::kBF16);
       ASSERT_NE(stored, nullptr);
       ASSERT_NE(plain, nullptr);
-      Matrix x = Matrix::Normal(random_, 140, in);
-      const Matrix y(140, out);
-      for (const int64_t m : {1, 2, 5, 8, 20, 32, 33, 64, 70, 128, 140}) {
-        const int64_t first = random_.Int(0, 140 - m);
+      constexpr int64_t kRows = 430;
+      Matrix x = Matrix::Normal(random_, kRows, in);
+      const Matrix y(kRows, out);
+      for (const int64_t m : {1, 2, 5, 8, 20, 32, 33, 64, 70, 128, 140, 176, 177, 352, 425}) {
+        const int64_t first = random_.Int(0, kRows - m);
         const Matrix actual = Run(x, y, *stored, {}, false, first, m);
         ASSERT_TRUE(SameBits(actual, Run(x, y, *plain, {}, false, first, m))) << "m " << m;
       }
@@ -134,7 +178,7 @@ TEST_F(CudaMatmulBlocksTest, ManyTilesAndLongRowsHaveTheSameBits) {
 TEST_F(CudaMatmulBlocksTest, ARowHasTheSameBitsAmongAnyNumberOfRows) {
   SCOPED_TRACE(Seed());
   for (const WeightType type : kBlockTypes) {
-    const int64_t in = 256 * random_.Int(1, 12), out = random_.Int(100, 400), m = 300;
+    const int64_t in = 256 * random_.Int(1, 12), out = random_.Int(100, 400), m = 500;
     SCOPED_TRACE(testing::Message() << WeightTypeName(type) << ", in " << in);
     const BlockMatrix w(random_, out, in, type);
     const auto packed = backend_->PackStored({{w.stored()}}, DType::kBF16);
@@ -142,7 +186,7 @@ TEST_F(CudaMatmulBlocksTest, ARowHasTheSameBitsAmongAnyNumberOfRows) {
     Matrix x = Matrix::Normal(random_, m, in, 1.0f, AnyPadding());
     const Matrix y = Matrix::Normal(random_, m, out);
     const Matrix whole = Run(x, y, *packed, {}, true, 0, m);
-    for (const int64_t rows : {1, 2, 3, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 200}) {
+    for (const int64_t rows : {1, 2, 3, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 200, 353}) {
       const int64_t first = random_.Int(0, m - rows);
       const Matrix part = Run(x, y, *packed, {}, true, first, rows);
       for (int64_t i = first; i < first + rows; ++i) {
@@ -155,7 +199,7 @@ TEST_F(CudaMatmulBlocksTest, ARowHasTheSameBitsAmongAnyNumberOfRows) {
 TEST_F(CudaMatmulBlocksTest, PartsOfDifferentTypesAreEachTheirOwn) {
   SCOPED_TRACE(Seed());
   const int64_t in = 512;
-  for (const int64_t m : {1, 5, 30, 50, 90}) {
+  for (const int64_t m : {1, 5, 30, 50, 90, 190}) {
     const BlockMatrix q(random_, 70, in, WeightType::kQ4K), k(random_, 33, in, WeightType::kQ4K);
     const BlockMatrix v(random_, 17, in, WeightType::kQ6K), p(random_, 40, in, WeightType::kBF16);
     const std::vector<StoredMatrix> parts = {q.stored(), k.stored(), v.stored(), p.stored()};
@@ -184,7 +228,7 @@ TEST_F(CudaMatmulBlocksTest, NormedAndGatedOperandsAreThoseThatWereMadeBefore) {
   SCOPED_TRACE(Seed());
   for (const WeightType type :
        {WeightType::kQ8_0, WeightType::kQ4_1, WeightType::kL4x32, WeightType::kF8x128}) {
-    for (const int64_t m : {1, 2, 3, 9, 33, 70}) {
+    for (const int64_t m : {1, 2, 3, 9, 33, 70, 210}) {
       const int64_t in = 128 * random_.Int(1, 20), out = random_.Int(1, 300);
       SCOPED_TRACE(testing::Message() << WeightTypeName(type) << ", m " << m << ", in " << in);
       const BlockMatrix w(random_, out, in, type);
@@ -224,52 +268,28 @@ TEST_F(CudaMatmulBlocksTest, NormedAndGatedOperandsAreThoseThatWereMadeBefore) {
   }
 }
 
-// The kernels that gate a batch's rows: the bits of the product and of the gate that come one after the other, and nothing else
-// written.
+// The kernels that gate: the bits of the product and of the gate that come one after the other, and nothing else written.
 TEST_F(CudaMatmulBlocksTest, GatedBatchesHaveTheBitsOfTheirParts) {
   SCOPED_TRACE(Seed());
   const int64_t whole = LeastWholeWidth();
   for (const WeightType type : kBlockTypes) {
     for (const int64_t m : {int64_t{33}, int64_t{64}, int64_t{128}, random_.Int(34, 127)}) {
-      const int64_t in = 512 * random_.Int(1, 3), width = whole + 32 * random_.Int(0, 9);
-      const int64_t out = 2 * width;
-      SCOPED_TRACE(testing::Message()
-                   << WeightTypeName(type) << ", m " << m << ", in " << in << ", width " << width);
-      const BlockMatrix matrix(random_, out, in, type);
-      DeviceArray<std::byte> packed(BlockBytes(type, out, in));
-      const DeviceWeights w = PackOnDevice(matrix.stored(), packed);
-      if (!StreamsBlocks(m, w)) {
-        ASSERT_FALSE(GatesProducts(m, w));
-        continue;
-      }
-      ASSERT_TRUE(GatesProducts(m, w));
-      ASSERT_FALSE(GatesProducts(kMatmulFewRows, w));
-      ASSERT_FALSE(GatesProducts(kMatmulBatchRows + 1, w));
-      // Sums of like size, whatever scales are.
-      Matrix x = Matrix::Normal(random_, m, in, 1.0f / std::sqrt(static_cast<float>(in)));
-      std::vector<float> bias;
-      if (random_.Int(0, 1) == 1) {
-        for (int64_t o = 0; o < out; ++o) bias.push_back(random_.Normal());
-      }
-      const DeviceArray<float> of_bias(bias), gate_up(m * out);
-      const auto on_device = Upload(x);
-      const DeviceArray<std::byte> ordered(OrderedBytes(m, in));
-      WINNOW_CUDA_OK(
-          OrderRows(on_device.data(), x.tensor().stride, m, in, ordered.data(), nullptr));
-      MatmulArgs args;
-      args.m = m;
-      args.y = gate_up.data();
-      args.y_stride = out;
-      args.bias = bias.empty() ? nullptr : of_bias.data();
-      constexpr size_t kBehind = 4096;
-      const DeviceArray<std::byte> parts(OrderedBytes(m, width) + kBehind),
-          gated(OrderedBytes(m, width) + kBehind);
-      WINNOW_CUDA_OK(MatmulOrdered(args, w, ordered.data(), nullptr));
-      WINNOW_CUDA_OK(SiluMulOrdered({gate_up.data(), m, out, out}, parts.data(), nullptr));
-      args.y = nullptr;
-      WINNOW_CUDA_OK(MatmulGated(args, w, ordered.data(), gated.data(), nullptr));
-      ASSERT_TRUE(gated.Get() == parts.Get());
+      ExpectGatedAsItsParts(type, m, 512 * random_.Int(1, 3), whole + 32 * random_.Int(0, 9));
     }
+  }
+}
+
+// Tiles of either size, one and several a cluster, and the last of which is half there.
+TEST_F(CudaMatmulBlocksTest, GatedManyRowsHaveTheBitsOfTheirParts) {
+  SCOPED_TRACE(Seed());
+  for (const WeightType type : kBlockTypes) {
+    const int64_t width = 32 * random_.Int(1, 40), wide = 64 * random_.Int(145, 155);
+    ExpectGatedAsItsParts(type, kMatmulBatchRows + 1, 1024 * random_.Int(1, 3), width);
+    ExpectGatedAsItsParts(type, random_.Int(150, 384), 1024, width);
+    ExpectGatedAsItsParts(type, random_.Int(130, 176), 1024, wide);
+    ExpectGatedAsItsParts(type, random_.Int(354, 384), 1024, wide / 2);
+    ExpectGatedAsItsParts(type, random_.Int(1000, 1024), 1024, width);
+    ExpectGatedAsItsParts(type, random_.Int(1025, 1400), 1024, width);
   }
 }
 
@@ -356,7 +376,7 @@ TEST_F(CudaMatmulBlocksTest, WidenedTilesAreThoseOfPlainWeights) {
 TEST_F(CudaMatmulBlocksTest, WhatHasNoKernelIsRefused) {
   DeviceWeights w;
   w.out = 64;
-  w.in = 1024;
+  w.in = 256;  // segments of one slice are half a panel
   w.way = DeviceWeights::Way::kBlocks;
   w.type = WeightType::kQ8_0;
   const DeviceArray<std::byte> packed(BlockBytes(w.type, w.out, w.in));
@@ -365,12 +385,18 @@ TEST_F(CudaMatmulBlocksTest, WhatHasNoKernelIsRefused) {
   const DeviceArray<float> x(kRows * w.in), y(kRows * w.out);
   const DeviceArray<std::byte> workspace(MatmulWorkspaceBytes(kRows, w));
   MatmulArgs args{x.data(), w.in, kRows, y.data(), w.out};
-  EXPECT_EQ(cuda::Matmul(args, w, workspace.data(), nullptr), cudaErrorInvalidValue);
-  // Segments of one slice are half a panel.
+  for (const int64_t m : {kRows, int64_t{kMatmulFewRows + 1}}) {
+    args.m = m;
+    EXPECT_EQ(cuda::Matmul(args, w, workspace.data(), nullptr), cudaErrorInvalidValue);
+  }
+  // More rows than are worth it.
+  w.in = 1024;
+  EXPECT_TRUE(StreamsBlocks(kRows, w));
+  EXPECT_FALSE(StreamsBlocks(4096, w));
+  w.type = WeightType::kL4x32;
+  EXPECT_TRUE(StreamsBlocks(4096, w));
+  w.type = WeightType::kQ8_0;
   w.in = 256;
-  args.x_stride = w.in;
-  args.m = kMatmulFewRows + 1;
-  EXPECT_EQ(cuda::Matmul(args, w, workspace.data(), nullptr), cudaErrorInvalidValue);
   args.m = 1;
   args.portable = true;
   EXPECT_EQ(cuda::Matmul(args, w, workspace.data(), nullptr), cudaErrorInvalidValue);
