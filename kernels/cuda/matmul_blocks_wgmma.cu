@@ -52,7 +52,7 @@ struct Rings {
   static constexpr BlockFormat kFormat = BlockFormatOf(kType);
   static constexpr int kRowTiles = kBlockRows / 8;
   static constexpr int kSlots = 3;  // of a warp's ring of records
-  // Of 16 outputs each; the warp of an up comes so many after its gate's.
+  // Tiles of 16 outputs; the warp of an up comes so many after its gate's.
   static constexpr int kWTiles = kGroupsWarps, kWarpsToUp = kWTiles / 2;
   static constexpr uint32_t kXBytes = kBlockRows * (kPanelBytes / kPanelRows);
   static constexpr uint32_t kSlotBytes = kFormat.most_record_bytes();
@@ -164,9 +164,9 @@ __global__ void __launch_bounds__(kGroupsThreads, 1)
       __syncwarp();  // all lanes have waited for what reads it
       if (lane < kClusterBlocks) ArriveAt(SharedAddress(x_emptied + stage.before()), lane);
     };
-    // Of the segment that is multiplied, and of those before it.
+    // Sums of the segment that is multiplied, and of those before it.
     float sums[kRowTiles][4], totals[kRowTiles][4];
-    bool multiplies = false;  // a panel that nobody has heard of
+    bool multiplies = false;  // a panel, whose stage is not released yet
     const auto end_segment = [&] {
       WaitForGroups<0>();
       if (multiplies) release_before();

@@ -50,7 +50,7 @@ constexpr int32_t kBandRows = 8;
 [[maybe_unused]] constexpr int kMultiplyRegisters = 232, kFillRegisters = 40;
 static_assert(SharesRegisters(kMultiplyRegisters, kFillRegisters));
 
-// Of a stage: rows of a panel of x, and [kGroups][kStageSlices][4] tiles of W. kStageSlices: 2, or 1 where a segment is an odd
+// A stage: rows of a panel of x, and [kGroups][kStageSlices][4] tiles of W. kStageSlices: 2, or 1 where a segment is an odd
 // number of slices; then a panel is copied for either half.
 template <int kStageSlices, int kBlockRows>
 struct Stage {
@@ -139,7 +139,7 @@ __device__ __forceinline__ void MultiplyTiles(const Operands& args, const Raster
         kGated ? first_output / 2 + warp * 8 + lane / 4 : first_output + warp * 16 + lane / 4;
     const int32_t outputs = kGated ? args.out / 2 : args.out;
     const int32_t other = kGated ? outputs + output : output + 8;
-    // What Finish() does, one step for all values after the other.
+    // Finish() in steps, each of which all values take before the next.
     AddEmptySegments(args, totals);
     AddBias(args, output < outputs ? output : args.out, other, totals);
     if constexpr (kGated) {

@@ -41,7 +41,7 @@ struct Raster {
     output_tile = in_band / rows;
   }
 };
-// Of clusters' tiles of so many rows and outputs.
+// The tiles of clusters, of so many rows and outputs.
 inline Raster RasterOf(const Operands& operands, int64_t rows, int64_t outputs, int32_t band) {
   return {static_cast<int32_t>(CeilDiv(operands.m, rows)),
           static_cast<int32_t>(CeilDiv(operands.out, outputs)), band};
