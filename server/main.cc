@@ -11,6 +11,7 @@
 #include "server/commands.h"
 #include "server/suggest.h"
 #include "server/version.h"
+#include "storage/left_threads.h"
 
 namespace {
 
@@ -35,9 +36,12 @@ std::string ExplainExtras(const CLI::App* command) {
 int Finish(int exit_code) {
   std::cout.flush();
   const bool written = std::fflush(stdout) == 0 && !std::ferror(stdout) && std::cout.good();
-  if (exit_code != winnow::server::kExitOk || written) return exit_code;
-  std::fprintf(stderr, "winnow: standard output took no more\n");
-  return winnow::server::kExitFailure;
+  if (exit_code == winnow::server::kExitOk && !written) {
+    std::fprintf(stderr, "winnow: standard output took no more\n");
+    exit_code = winnow::server::kExitFailure;
+  }
+  winnow::storage::ExitNowIfThreadsLeft(exit_code);
+  return exit_code;
 }
 
 }  // namespace
@@ -82,7 +86,7 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     // Libraries below throw only where they cannot allocate or were misused.
     std::fprintf(stderr, "winnow: %s\n", error.what());
-    return winnow::server::kExitFailure;
+    return Finish(winnow::server::kExitFailure);
   }
   return Finish(exit_code);
 }

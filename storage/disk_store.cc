@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "storage/check.h"
+#include "storage/left_threads.h"
 
 namespace winnow::storage {
 
@@ -96,7 +97,7 @@ absl::StatusOr<std::unique_ptr<DiskStore>> DiskStore::Open(DiskStoreOptions opti
       steps = now_steps;
       if (opening->done || now - last_step < stall) continue;
       opening->abandoned = true;
-      thread.detach();
+      LeaveThread(std::move(thread));
       return absl::DeadlineExceededError(
           absl::StrCat("store ", directory, ": the disk answered nothing for ",
                        absl::FormatDuration(absl::FromChrono(stall)), " while it was opened"));

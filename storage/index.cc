@@ -1,5 +1,7 @@
 #include "storage/index.h"
 
+#include "storage/left_threads.h"
+
 namespace winnow::storage {
 
 IndexWriter::IndexWriter(std::unique_ptr<IndexDb> db, std::unique_ptr<EraseLog> erase_log)
@@ -31,7 +33,7 @@ bool IndexWriter::Close(std::chrono::nanoseconds max) {
   if (closed) {
     thread_.join();
   } else {
-    thread_.detach();  // the object stays for ever, so nobody will join it
+    LeaveThread(std::move(thread_));  // the object stays for ever
   }
   return closed;
 }
