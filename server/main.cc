@@ -2,16 +2,15 @@
 // server/serve_command.cc.
 #include <cstdio>
 #include <exception>
-#include <iostream>
 #include <string>
 #include <vector>
 
 #include "CLI/CLI.hpp"
 #include "bench/commands.h"
 #include "server/commands.h"
+#include "server/finish.h"
 #include "server/suggest.h"
 #include "server/version.h"
-#include "storage/left_threads.h"
 
 namespace {
 
@@ -30,18 +29,6 @@ std::string ExplainExtras(const CLI::App* command) {
     return "unknown argument " + name + winnow::server::DidYouMean(name, known);
   }
   return "unknown argument";
-}
-
-// The exit code once everything is written: an answer that nobody got is no success.
-int Finish(int exit_code) {
-  std::cout.flush();
-  const bool written = std::fflush(stdout) == 0 && !std::ferror(stdout) && std::cout.good();
-  if (exit_code == winnow::server::kExitOk && !written) {
-    std::fprintf(stderr, "winnow: standard output took no more\n");
-    exit_code = winnow::server::kExitFailure;
-  }
-  winnow::storage::ExitNowIfThreadsLeft(exit_code);
-  return exit_code;
 }
 
 }  // namespace
@@ -69,7 +56,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {  // --help, --version
       app.exit(error);
-      return Finish(winnow::server::kExitOk);
+      return winnow::server::Finish(winnow::server::kExitOk);
     }
     const CLI::App* command = &app;
     while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
@@ -86,7 +73,7 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     // Libraries below throw only where they cannot allocate or were misused.
     std::fprintf(stderr, "winnow: %s\n", error.what());
-    return Finish(winnow::server::kExitFailure);
+    return winnow::server::Finish(winnow::server::kExitFailure);
   }
-  return Finish(exit_code);
+  return winnow::server::Finish(exit_code);
 }
