@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kVersion = 1;
+constexpr int kFileVersion = 1;
 
 std::string Hex(const engine::Digest& digest) {
   return absl::BytesToHexString(
@@ -81,7 +81,7 @@ std::optional<engine::SavedPrefix> Read(const json& entry, double now) {
 
 absl::Status PrefixFile::Save(const std::vector<engine::SavedPrefix>& prefixes) const {
   const double now = absl::ToDoubleSeconds(now_() - absl::UnixEpoch());
-  std::string text = json{{"version", kVersion}, {"model", Hex(model_)}}.dump() + "\n";
+  std::string text = json{{"version", kFileVersion}, {"model", Hex(model_)}}.dump() + "\n";
   for (const engine::SavedPrefix& prefix : prefixes) {
     json blocks = json::array();
     for (const engine::Digest& digest : *prefix.blocks) blocks.push_back(Hex(digest));
@@ -123,7 +123,7 @@ std::vector<engine::SavedPrefix> PrefixFile::Load(std::string* problem) const {
                                        text.begin() + static_cast<std::ptrdiff_t>(end));
         from = end + 1;
         if (line == 0) {
-          if (entry.at("version").get<int>() != kVersion) return "it is of another version";
+          if (entry.at("version").get<int>() != kFileVersion) return "it is of another version";
           if (entry.at("model").get<std::string>() != Hex(model_)) {
             return "it is of another model, or of other settings";
           }
