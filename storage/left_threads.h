@@ -1,9 +1,8 @@
 // Threads that are left to a disk that hangs.
 //
-// Whoever cannot wait for such a thread leaves it, with all that it uses, and goes on. It may wake up at any time, and is in a
-// library then: RocksDB, of which it opens or closes an index. When a process ends, destructors of static objects run, that
-// library's too, and a thread that wakes up meanwhile finds nothing of what it calls. So a process that has left threads ends
-// without them.
+// Closing or opening a store waits for a disk only so long, then leaves the thread that waits, with all that it uses. Such a
+// thread may wake up at any time, inside RocksDB. When a process ends, destructors of static objects run, RocksDB's too, and a
+// thread that wakes up while they run crashes. So a process that has left a thread ends by _exit(), without destructors.
 #ifndef WINNOW_STORAGE_LEFT_THREADS_H_
 #define WINNOW_STORAGE_LEFT_THREADS_H_
 
@@ -11,10 +10,10 @@
 
 namespace winnow::storage {
 
-// Nobody will join it. Any thread.
+// Detaches the thread and remembers that one was left. Any thread may call it.
 void LeaveThread(std::thread thread);
 
-// Ends the process with that code at once if a thread was ever left; else returns. What is buffered has to be written before.
+// Ends the process with that code at once if a thread was ever left; else returns. Writes out no buffers: the caller has.
 void ExitNowIfThreadsLeft(int exit_code);
 
 }  // namespace winnow::storage

@@ -1,4 +1,4 @@
-// What a process does whose threads were left to a disk that hangs.
+// The end of a process that left threads to a disk that hangs.
 #include "storage/left_threads.h"
 
 #include <gtest/gtest.h>
