@@ -37,7 +37,8 @@
 //
 // Cost: matmul.h's. Few rows and a batch's read W once, from HBM; more rows read it once per 128 rows
 // (Hopper: 256, 352 or 384), and x once per 128 outputs, a batch of more than 64 per 64 outputs, from L2. Few rows and a batch's of
-// kBlocks read the blocks once (bytes: block_order.h); widening reads them and writes 2 bytes a weight.
+// kBlocks read the blocks once (bytes: block_order.h), many rows of it once per 128 or 176 rows, and x once per 256 outputs; widening
+// reads the blocks and writes 2 bytes a weight.
 #ifndef WINNOW_KERNELS_CUDA_MATMUL_H_
 #define WINNOW_KERNELS_CUDA_MATMUL_H_
 

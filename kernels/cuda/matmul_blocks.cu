@@ -9,8 +9,8 @@
 // before still runs 2.93, three by three 2.93, all at once 2.96.
 //
 // The rows of a batch on Hopper: matmul_blocks_batch.cu, and more: matmul_blocks_wgmma.cu. Many rows of most types, and other
-// devices: the matrix is widened into plain tiles,
-// in pieces of outputs, and the kernels of kTensor read those. WidenKernel is a warp a tile.
+// devices: the matrix is widened into plain tiles, in pieces of outputs, and the kernels of kTensor read those. WidenKernel is a
+// warp a tile.
 #include <algorithm>
 
 #include "kernels/cuda/bulk_copy.cuh"
