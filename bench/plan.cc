@@ -105,10 +105,12 @@ PlannedMemory SizeMemory(const PlannedModel& model, const server::ServeConfig& c
   const engine::DecoderOptions& options = model.options;
   const engine::KvPlan& kv = model.kv;
   PlannedMemory memory;
-  memory.weight_bytes = options.weights == engine::WeightStorage::kWide
-                            ? engine::WeightBytes(model.config, options.compute)
-                            : engine::StorageBytes(options.weights, model.weights, options.compute);
-  if (engine::DeviceOf(config.device).bfloat16_blocks) {
+  const bool on_gpu = engine::DeviceOf(config.device).bfloat16_blocks;
+  memory.weight_bytes =
+      options.weights == engine::WeightStorage::kWide
+          ? engine::WeightBytes(model.config, options.compute)
+          : engine::StorageBytes(options.weights, model.weights, options.compute, on_gpu);
+  if (on_gpu) {
     memory.widening_bytes = engine::WideningBytes(options.weights, model.weights);
   }
   memory.kv_pool_bytes = kv.pool_bytes();

@@ -9,6 +9,7 @@
 #include "kernels/check.h"
 #include "kernels/float8.h"
 #include "kernels/host_matrix.h"
+#include "kernels/int8_matmul.h"
 
 namespace winnow::kernels {
 namespace {
@@ -34,6 +35,7 @@ constexpr std::array<Traits, kNumWeightTypes> kTraits = {{
     {"L4x32", {32, 20}},
     {"F8x32", {32, 36}},
     {"F8x128", {128, 132}},
+    {"I8x128", {32, 34}},
 }};
 
 uint8_t U8(const std::byte* at) { return std::to_integer<uint8_t>(*at); }
@@ -188,6 +190,7 @@ DequantizeBlock DequantizerOf(WeightType type) {
     case WeightType::kQ5_1:
       return BlockQ5_1;
     case WeightType::kQ8_0:
+    case WeightType::kI8x128:
       return BlockQ8_0;
     case WeightType::kQ4K:
       return BlockQ4K;
@@ -256,6 +259,8 @@ BlockShape BlockShapeOf(WeightType type) {
       return {.values = 32, .group = 32, .bits = 8, .has_offset = true};
     case WeightType::kQ8_0:
       return {.values = 32, .group = 32, .bits = 8, .bias = 128};
+    case WeightType::kI8x128:
+      return {.values = 32, .group = 32, .bits = 8, .bias = 128, .rounded = kInt8GroupValues};
     case WeightType::kQ4K:
       return {.values = 256, .group = 32, .bits = 4, .has_offset = true, .has_codes = true};
     case WeightType::kQ5K:
@@ -302,6 +307,7 @@ void SplitBlock(WeightType type, const std::byte* block, BlockParts* parts) {
       return;
     }
     case WeightType::kQ8_0:
+    case WeightType::kI8x128:
       parts->scale = half(0);
       for (int i = 0; i < 32; ++i) q[i] = static_cast<uint8_t>(I8(block + 2 + i) + 128);
       return;
@@ -379,15 +385,18 @@ Value Nearest(Value x) {
   return (x + kOnes) - kOnes;
 }
 
-void RoundToQ8_0(const float* x, std::byte* out) {
+// `blocks` of 32 values with one scale.
+void RoundToQ8_0(const float* x, int64_t blocks, std::byte* out) {
   float largest = 0;
-  for (int i = 0; i < 32; ++i) largest = std::max(largest, std::abs(x[i]));
+  for (int64_t i = 0; i < 32 * blocks; ++i) largest = std::max(largest, std::abs(x[i]));
   const F16 scale = ToF16(largest / 127);
   const float s = ToFloat(scale), inverse = s == 0 ? 0 : 1 / s;
-  PutHalf(out, scale);
-  for (int i = 0; i < 32; ++i) {
-    const float magnitude = Nearest(std::min(std::abs(x[i]) * inverse, 127.0f));
-    out[2 + i] = static_cast<std::byte>(static_cast<int8_t>(x[i] < 0 ? -magnitude : magnitude));
+  for (int64_t block = 0; block < blocks; ++block, x += 32, out += 34) {
+    PutHalf(out, scale);
+    for (int i = 0; i < 32; ++i) {
+      const float magnitude = Nearest(std::min(std::abs(x[i]) * inverse, 127.0f));
+      out[2 + i] = static_cast<std::byte>(static_cast<int8_t>(x[i] < 0 ? -magnitude : magnitude));
+    }
   }
 }
 
@@ -484,9 +493,15 @@ void QuantizeRow(WeightType type, const float* row, int64_t cols, std::byte* out
   const BlockSize block = BlockSizeOf(type);
   WINNOW_CHECK(cols % block.values == 0);
   if (IsFloat8(type)) return RoundToFloat8(block, row, cols, out);
-  WINNOW_CHECK(type == WeightType::kQ8_0 || type == WeightType::kL4x32);
-  const auto round = type == WeightType::kQ8_0 ? RoundToQ8_0 : RoundToL4x32;
-  for (int64_t at = 0; at < cols; at += 32, out += block.bytes) round(row + at, out);
+  if (type == WeightType::kL4x32) {
+    for (int64_t at = 0; at < cols; at += 32, out += block.bytes) RoundToL4x32(row + at, out);
+    return;
+  }
+  WINNOW_CHECK(type == WeightType::kQ8_0 || type == WeightType::kI8x128);
+  const int64_t together = BlockShapeOf(type).rounded / 32;
+  for (int64_t at = 0; at < cols; at += 32 * together, out += block.bytes * together) {
+    RoundToQ8_0(row + at, std::min(together, (cols - at) / 32), out);
+  }
 }
 
 int64_t WeightRowBytes(WeightType type, int64_t cols) {

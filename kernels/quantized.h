@@ -34,8 +34,9 @@ enum class WeightType : uint8_t {
   kL4x32,   // scale · (4 bits - 8) + offset, of 8 significant bits each, blocks of 32; in no file
   kF8x32,   // scale (float32) · 8-bit float (float8.h), blocks of 32; in no file
   kF8x128,  // the same, blocks of 128
+  kI8x128,  // as Q8_0, with one scale for each 128 values; in no file. For W8A8 (int8_matmul.h)
 };
-inline constexpr int kNumWeightTypes = 16;
+inline constexpr int kNumWeightTypes = 17;
 inline constexpr int kNumGgufTypes = 11;  // the first ones
 
 // Size of one block: how many values it holds, in how many bytes. A plain type has blocks of one value.
@@ -68,6 +69,7 @@ struct BlockShape {
   int64_t group = 0;        // values of one scale: 32, of Q6_K 16
   int32_t bits = 0;         // of an integer as it is packed for products: 4, or 8 for more than 4
   int32_t bias = 0;         // what is taken from an integer
+  int64_t rounded = 32;     // values of the other side that are rounded with one scale
   bool has_offset = false;  // else o = 0
   bool has_codes =
       false;  // s = scale · scale_code[group], o = -offset · offset_code[group]; else s = scale, o = offset
@@ -88,7 +90,8 @@ void SplitBlock(WeightType type, const std::byte* block, BlockParts* parts);
 // The type of 8-bit floats with the largest blocks that rows of `cols` values consist of. REQUIRES: a multiple of 32.
 WeightType Float8TypeFor(int64_t cols);
 
-// Rounds a row to Q8_0, L4x32 or a type of 8-bit floats, each block by itself. Q8_0's scale is max |x| / 127. L4x32 begins with
+// Rounds a row to Q8_0, I8x128, L4x32 or a type of 8-bit floats, each block by itself, of I8x128 four blocks, or what is left of a row.
+// The scale of Q8_0 and I8x128 is max |x| / 127. L4x32 begins with
 // the line from the block's smallest value to its largest in 15 steps, refits scale and offset to its integers three times
 // (least squares), and keeps the line of the smallest squared error. Scales and offsets are rounded before integers
 // are chosen, so that each integer is the nearest (ties to even): to f16, those of L4x32 as below. The scale of 8-bit floats

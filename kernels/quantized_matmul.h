@@ -2,7 +2,7 @@
 //
 //   x [m][in] f32, W [out][in] in blocks (quantized.h), y [m][out] f32, bias [out] f32.
 //
-// Each 32 values of a row of x are rounded to 8 bits first: scale t = max |x| / 127, integers p = x / t to the nearest
+// Each 32 values of a row of x (BlockShape::rounded: of W8A8 128) are rounded to 8 bits first: scale t = max |x| / 127, integers p = x / t to the nearest
 // (ties to even, by a multiplication with 127 / max |x|). With a value that is not finite among them t is NaN, and so is
 // every result of the row. Where all are smaller than kLeastRounded they count as zeros.
 //
@@ -27,12 +27,12 @@
 
 namespace winnow::kernels {
 
-inline constexpr int64_t kRoundedValues = 32;  // of x with one scale
+inline constexpr int64_t kRoundedValues = 32;  // of x that a group of W meets
 inline constexpr float kLeastRounded =
     1e-36f;  // below about a third of it 127 / max |x| is infinite
 
-// Rounds `x` [32] to `integers`; returns t. The oracle of the CPU's own.
-float RoundActivations(const float* x, int8_t* integers);
+// Rounds `x` [count] to `integers`; returns t. The oracle of the CPU's own.
+float RoundActivations(const float* x, int64_t count, int8_t* integers);
 
 // The oracle: rounds x, and sums in double over the values that DequantizeRow gives.
 void QuantizedMatmulRef(const Tensor& x, std::span<const StoredMatrix> parts, const Tensor& y,

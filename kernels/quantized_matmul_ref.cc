@@ -8,17 +8,17 @@
 
 namespace winnow::kernels {
 
-float RoundActivations(const float* x, int8_t* integers) {
+float RoundActivations(const float* x, int64_t count, int8_t* integers) {
   float largest = 0;
   bool finite = true;
-  for (int64_t i = 0; i < kRoundedValues; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     finite = finite && std::isfinite(x[i]);
     largest = std::max(largest, std::abs(x[i]));
   }
-  std::fill_n(integers, kRoundedValues, int8_t{0});
+  std::fill_n(integers, count, int8_t{0});
   if (!finite) return std::numeric_limits<float>::quiet_NaN();
   if (largest < kLeastRounded) return 0;
-  for (int64_t i = 0; i < kRoundedValues; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     integers[i] = static_cast<int8_t>(std::nearbyint(x[i] * (127 / largest)));
   }
   return largest / 127;
@@ -28,14 +28,16 @@ void QuantizedMatmulRef(const Tensor& x, std::span<const StoredMatrix> parts, co
                         const MatmulEpilogue& epilogue) {
   std::vector<double> rounded(x.cols);
   std::vector<float> weights(x.cols);
+  std::vector<int8_t> integers(x.cols);
   for (int64_t i = 0; i < x.rows; ++i) {
-    for (int64_t j = 0; j < x.cols; j += kRoundedValues) {
-      int8_t integers[kRoundedValues];
-      const double scale = RoundActivations(x.f32(i) + j, integers);
-      for (int64_t k = 0; k < kRoundedValues; ++k) rounded[j + k] = scale * integers[k];
-    }
     int64_t out = 0;
     for (const StoredMatrix& part : parts) {
+      const int64_t together = BlockShapeOf(part.type).rounded;
+      for (int64_t j = 0; j < x.cols; j += together) {
+        const int64_t count = std::min(together, x.cols - j);
+        const double scale = RoundActivations(x.f32(i) + j, count, integers.data());
+        for (int64_t k = 0; k < count; ++k) rounded[j + k] = scale * integers[k];
+      }
       for (const std::byte* row : part.rows) {
         DequantizeRow(part.type, row, x.cols, weights.data());
         double sum = 0;

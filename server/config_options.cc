@@ -196,7 +196,8 @@ std::vector<ServeOption> MakeServeOptions() {
              "graph; the same bits either way"),
       Choice("weights", &C::weights, engine::WeightStorageNames(),
              "how matrices are kept: wide: as plain values; stored: a file's quantised weights as "
-             "they are; int8, int4, fp8: rounded while loading"),
+             "they are; int8, int4, fp8: rounded while loading; w8a8: int8, and what meets them is "
+             "rounded, too"),
       Choice("dtype", &C::dtype, {"auto", "bf16", "f16", "f32"},
              "of matrix products; auto: as config.json says"),
       Choice("kv-dtype", &C::kv_dtype, {"auto", "bf16", "f32", "int8", "fp8"},

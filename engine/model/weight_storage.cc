@@ -10,6 +10,7 @@
 #include "engine/base/concat.h"
 #include "engine/model/row_ranges.h"
 #include "kernels/check.h"
+#include "kernels/int8_matmul.h"
 #include "kernels/quantized.h"
 
 namespace winnow::engine {
@@ -17,9 +18,9 @@ namespace {
 
 using kernels::WeightType;
 
-constexpr WeightStorage kStorages[] = {WeightStorage::kWide, WeightStorage::kStored,
-                                       WeightStorage::kInt8, WeightStorage::kInt4,
-                                       WeightStorage::kFloat8};
+constexpr WeightStorage kStorages[] = {WeightStorage::kWide,   WeightStorage::kStored,
+                                       WeightStorage::kInt8,   WeightStorage::kInt4,
+                                       WeightStorage::kFloat8, WeightStorage::kW8A8};
 
 bool IsQuantized(const WeightMatrix& matrix) {
   return matrix.data != nullptr && !kernels::PlainType(matrix.type).has_value();
@@ -56,12 +57,14 @@ int64_t VectorBytes(const Weights& weights) {
 
 WeightType RoundedType(WeightStorage storage, int64_t cols, bool is_output) {
   if (storage == WeightStorage::kFloat8) return kernels::Float8TypeFor(cols);
-  return storage == WeightStorage::kInt4 && !is_output ? WeightType::kL4x32 : WeightType::kQ8_0;
+  if (storage == WeightStorage::kInt4 && !is_output) return WeightType::kL4x32;
+  if (storage == WeightStorage::kW8A8 && !is_output) return WeightType::kI8x128;
+  return WeightType::kQ8_0;
 }
 
 bool Rounds(WeightStorage storage) {
   return storage == WeightStorage::kInt8 || storage == WeightStorage::kInt4 ||
-         storage == WeightStorage::kFloat8;
+         storage == WeightStorage::kFloat8 || storage == WeightStorage::kW8A8;
 }
 
 }  // namespace
@@ -78,6 +81,8 @@ const char* WeightStorageName(WeightStorage storage) {
       return "int4";
     case WeightStorage::kFloat8:
       return "fp8";
+    case WeightStorage::kW8A8:
+      return "w8a8";
   }
   return "";
 }
@@ -107,8 +112,8 @@ absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights) {
   if (storage == WeightStorage::kStored) {
     if (quantized != nullptr) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        "weights is stored: this model's file has no quantised weights; int8, int4 and "
-        "fp8 round them");
+        "weights is stored: this model's file has no quantised weights; int8, int4, fp8 and "
+        "w8a8 round them");
   }
   if (quantized != nullptr) {
     return absl::InvalidArgumentError(
@@ -123,12 +128,17 @@ absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights) {
   return absl::OkStatus();
 }
 
-int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute) {
+int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute,
+                     bool on_gpu) {
   int64_t bytes = VectorBytes(weights);
   ForEachMatrix(weights, [&](const WeightMatrix& matrix, bool is_output) {
     if (Rounds(storage)) {
-      bytes += matrix.rows *
-               kernels::WeightRowBytes(RoundedType(storage, matrix.cols, is_output), matrix.cols);
+      const WeightType type = RoundedType(storage, matrix.cols, is_output);
+      constexpr int64_t kGroup = kernels::kInt8GroupValues;
+      const int64_t row_bytes = on_gpu && type == WeightType::kI8x128
+                                    ? (matrix.cols + kGroup - 1) / kGroup * (kGroup + 4)
+                                    : kernels::WeightRowBytes(type, matrix.cols);
+      bytes += matrix.rows * row_bytes;
     } else if (storage == WeightStorage::kStored && kernels::IsFloat8(matrix.type)) {
       bytes += matrix.rows * kernels::WeightRowBytes(matrix.type, matrix.cols);
     } else if (storage == WeightStorage::kStored && IsQuantized(matrix)) {

@@ -23,10 +23,12 @@ enum class WeightStorage : uint8_t {
   kInt8,    // plain values rounded to blocks of 8 bits (Q8_0) while a model loads
   kInt4,    // the same to 4 bits (L4x32), but for the output embedding, which has 8
   kFloat8,  // the same to 8-bit floats (F8x128, or F8x32)
+  kW8A8,  // the same to 8 bits (I8x128), for products that round the other side, too; but for the output embedding (Q8_0)
 };
 
-const char* WeightStorageName(WeightStorage storage);  // "wide", "stored", "int8", "int4", "fp8"
-std::vector<std::string> WeightStorageNames();         // all of them, the default first
+const char* WeightStorageName(
+    WeightStorage storage);                     // "wide", "stored", "int8", "int4", "fp8", "w8a8"
+std::vector<std::string> WeightStorageNames();  // all of them, the default first
 
 // InvalidArgument, by the option's name ("weights"), for another word.
 absl::StatusOr<WeightStorage> ParseWeightStorage(std::string_view text);
@@ -36,8 +38,10 @@ absl::StatusOr<WeightStorage> ParseWeightStorage(std::string_view text);
 absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights);
 
 // Memory of all matrices and vectors in that form, a tied output embedding counted once; the pages of the file that
-// embeddings are looked up in do not count.
-int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute);
+// embeddings are looked up in do not count. `on_gpu`: there (Device::bfloat16_blocks) kW8A8 has whole groups of 128 values, with a
+// float32 each.
+int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute,
+                     bool on_gpu);
 
 // Memory beside that of StorageBytes where a device widens blocks for products of many rows (Device::bfloat16_blocks): of the
 // largest product's values in bfloat16, kWidenedBytesMax at most; what kernels of its own kind read as they are needs none, but that

@@ -14,6 +14,7 @@
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/quantized_panel.h"
 #include "kernels/host_matrix.h"
+#include "kernels/quantized_matmul.h"
 
 namespace winnow::kernels {
 namespace {
@@ -328,7 +329,9 @@ void CpuBackend::Multiply(const PartProduct& product, const BlockShape& shape) {
   auto call = CallOf<QuantizedMatmulCall>(product);
   call.shape = shape;
   call.row_bytes = PaddedRowBytes(static_cast<size_t>(PreparedRow::Bytes(product.x.cols)));
-  call.rows = PrepareRows(product.x, call.row_bytes, ops_.prepare_rounded_row);
+  call.rows = PrepareRows(
+      product.x, call.row_bytes,
+      shape.rounded == kRoundedValues ? ops_.prepare_rounded_row : ops_.prepare_widely_rounded_row);
   RunTiles(product, call, ops_.quantized_matmul_tiles, ops_.quantized_split);
 }
 

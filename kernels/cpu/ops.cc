@@ -18,6 +18,7 @@ namespace {
     .prepared_bf16_value_bytes = bf16_value_bytes, .matmul_tiles = isa::MatmulTiles,              \
     .product_split = {}, .quantized_matmul_tiles = isa::QuantizedMatmulTiles,                     \
     .quantized_split = {}, .prepare_rounded_row = isa::PrepareRoundedRow,                         \
+    .prepare_widely_rounded_row = isa::PrepareWidelyRoundedRow,                                   \
     .float8_matmul_tiles = isa::Float8MatmulTiles, .float8_split = {}, .float8_prepared = false,  \
     .attend_splits = isa::AttendSplits, .encode_rows = isa::EncodeRows,                           \
     .scan_codes = isa::ScanCodes, .find_candidates = isa::FindCandidates,                         \

@@ -312,7 +312,8 @@ struct CpuOps {
   ProductSplit product_split;  // for matmul_tiles
   QuantizedMatmulTilesFn* quantized_matmul_tiles;
   ProductSplit quantized_split;
-  PrepareRoundedRowFn* prepare_rounded_row;
+  PrepareRoundedRowFn* prepare_rounded_row;         // 32 values with a scale
+  PrepareRoundedRowFn* prepare_widely_rounded_row;  // 128 (int8_matmul.h)
   Float8MatmulTilesFn* float8_matmul_tiles;
   ProductSplit float8_split;
   bool float8_prepared;  // its rows are those of prepare_bf16_row; else f32
@@ -359,6 +360,7 @@ struct CpuOps {
   MatmulTilesFn MatmulTiles;                   \
   QuantizedMatmulTilesFn QuantizedMatmulTiles; \
   PrepareRoundedRowFn PrepareRoundedRow;       \
+  PrepareRoundedRowFn PrepareWidelyRoundedRow; \
   Float8MatmulTilesFn Float8MatmulTiles;       \
   AttendSplitsFn AttendSplits;                 \
   EncodeRowsFn EncodeRows;                     \

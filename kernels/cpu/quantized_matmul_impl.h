@@ -7,6 +7,7 @@
 #include "kernels/cpu/quantized_panel.h"
 #include "kernels/cpu/store_tile_impl.h"
 #include "kernels/cpu/tile_loops_impl.h"
+#include "kernels/int8_matmul.h"
 #include "kernels/quantized_matmul.h"
 
 namespace winnow::kernels::WINNOW_ISA {
@@ -145,18 +146,28 @@ void QuantizedMatmulTiles(const QuantizedMatmulCall& call, int64_t first_row, in
   });
 }
 
-void PrepareRoundedRow(const float* x, int64_t n, void* out) {
+namespace {
+
+// kTogether values have one scale, the last ones of a row perhaps fewer.
+template <int64_t kTogether>
+void PrepareRow(const float* x, int64_t n, void* out) {
   std::byte* to = static_cast<std::byte*>(out);
   float* scales = reinterpret_cast<float*>(to + PreparedRow::ScalesAt(n));
   int32_t* sums = reinterpret_cast<int32_t*>(to + PreparedRow::SumsAt(n));
   float* scaled_sums = reinterpret_cast<float*>(to + PreparedRow::ScaledSumsAt(n));
+  uint32_t largest_bits = 0;
   for (int64_t at = 0; at < n; at += kRoundedValues) {
-    // The bits of magnitudes are in their order, and those that are not finite come last.
-    uint32_t bits[kRoundedValues], largest_bits = 0;
-    std::memcpy(bits, x + at, sizeof bits);
-    for (int64_t i = 0; i < kRoundedValues; ++i) {
-      const uint32_t magnitude = bits[i] & 0x7fffffffu;
-      largest_bits = magnitude > largest_bits ? magnitude : largest_bits;
+    if (at % kTogether == 0) {
+      // The bits of magnitudes are in their order, and those that are not finite come last.
+      largest_bits = 0;
+      for (int64_t from = at; from < at + kTogether && from < n; from += kRoundedValues) {
+        uint32_t bits[kRoundedValues];
+        std::memcpy(bits, x + from, sizeof bits);
+        for (int64_t i = 0; i < kRoundedValues; ++i) {
+          const uint32_t magnitude = bits[i] & 0x7fffffffu;
+          largest_bits = magnitude > largest_bits ? magnitude : largest_bits;
+        }
+      }
     }
     float largest;
     std::memcpy(&largest, &largest_bits, sizeof largest);
@@ -182,6 +193,15 @@ void PrepareRoundedRow(const float* x, int64_t n, void* out) {
     scaled_sums[at / kRoundedValues] =
         scales[at / kRoundedValues] * static_cast<float>(sums[first] + sums[first + 1]);
   }
+}
+
+}  // namespace
+
+void PrepareRoundedRow(const float* x, int64_t n, void* out) {
+  PrepareRow<kRoundedValues>(x, n, out);
+}
+void PrepareWidelyRoundedRow(const float* x, int64_t n, void* out) {
+  PrepareRow<kInt8GroupValues>(x, n, out);
 }
 
 }  // namespace winnow::kernels::WINNOW_ISA

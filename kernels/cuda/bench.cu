@@ -232,6 +232,7 @@ int Main(int argc, char** argv) {
   BenchProducts(bench);
   BenchGated(bench);
   BenchBlocks(bench);
+  BenchInt8(bench);
   BenchPrompt(bench);
   return 0;
 }

@@ -166,6 +166,7 @@ void BenchSample(Bench& bench);      // sample
 void BenchProducts(Bench& bench);    // products
 void BenchGated(Bench& bench);       // gated
 void BenchBlocks(Bench& bench);      // blocks
+void BenchInt8(Bench& bench);        // int8
 void BenchPrompt(Bench& bench);      // prompt
 
 }  // namespace winnow::kernels::cuda

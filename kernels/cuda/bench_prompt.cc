@@ -1,10 +1,16 @@
 // What a prompt needs: matrix products of many rows and dense attention of many queries.
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
 #include "kernels/attention.h"
 #include "kernels/cuda/bench.h"
 #include "kernels/cuda/block_order.h"
 #include "kernels/cuda/dense_attention.h"
 #include "kernels/cuda/layer_ops.h"
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/matmul_int8.h"
+#include "kernels/quantized.h"
 
 namespace winnow::kernels::cuda {
 
@@ -133,6 +139,69 @@ void BenchBlocks(Bench& bench) {
       });
       bench.Report("widen", shape, seconds,
                    static_cast<double>(bytes) + static_cast<double>(plain.count()));
+    }
+  }
+}
+
+// Products of W8A8, and rounding their rows.
+void BenchInt8(Bench& bench) {
+  if (!bench.Wants("int8")) return;
+  struct Case {
+    int64_t out, in;
+  };
+  for (const Case c : {Case{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}}) {
+    // As many different rows as there are in memory of the host, again and again.
+    constexpr int64_t kRows = 256;
+    const int64_t row_bytes = WeightRowBytes(WeightType::kI8x128, c.in);
+    std::vector<std::byte> rows(kRows * row_bytes);
+    std::vector<float> values(c.in);
+    uint32_t state = 1;
+    for (int64_t i = 0; i < kRows; ++i) {
+      for (float& value : values) {
+        state = state * 1664525u + 1013904223u;
+        value = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-36f;
+      }
+      QuantizeRow(WeightType::kI8x128, values.data(), c.in, rows.data() + i * row_bytes);
+    }
+    const Memory<std::byte> source(rows);
+    DeviceWeights w{
+        nullptr, c.out, c.in, DeviceWeights::Way::kInt8, DType::kBF16, WeightType::kI8x128};
+    const auto bytes = static_cast<int64_t>(Int8WeightBytes(c.out, c.in));
+    const int copies = Bench::Copies(static_cast<double>(bytes));
+    Memory<std::byte> weights(bytes * copies);
+    const auto copy_of = [&](int i) {
+      DeviceWeights copy = w;
+      copy.data = weights.data() + i * bytes;
+      return copy;
+    };
+    for (int i = 0; i < copies; ++i) {
+      for (int64_t first = 0; first < c.out; first += kRows) {
+        CHECK_CUDA(
+            PackInt8(source.data(), first, std::min(kRows, c.out - first), copy_of(i), nullptr));
+      }
+    }
+    for (const int64_t m : {1, 2, 4, 8, 9, 16, 32, 33, 64, 65, 96, 128, 256, 512, 1024, 2048}) {
+      const std::string text = Text("m %d, out %d, in %d", static_cast<int>(m),
+                                    static_cast<int>(c.out), static_cast<int>(c.in));
+      if (!bench.WantsShape(text)) continue;
+      const auto x = RandomFloats(m * c.in);
+      Memory<float> y(m * c.out);
+      Memory<std::byte> rounded(static_cast<int64_t>(RoundedBytes(m, c.in)));
+      const DeviceMatrix of_x = {x.data(), m, c.in, c.in};
+      CHECK_CUDA(RoundRows(of_x, rounded.data(), nullptr));
+      MatmulArgs args;
+      args.m = m;
+      args.y = y.data();
+      args.y_stride = c.out;
+      const double seconds = bench.Seconds(copies, 10, [&](int i, cudaStream_t stream) {
+        return MatmulRounded(args, copy_of(i), rounded.data(), stream);
+      });
+      bench.Report("product, W8A8", text, seconds,
+                   static_cast<double>(bytes + m * c.in) + 4.0 * static_cast<double>(m * c.out),
+                   false, 2.0 * static_cast<double>(m) * static_cast<double>(c.out * c.in));
+      const double rounding = bench.Seconds(
+          1, 10, [&](int, cudaStream_t stream) { return RoundRows(of_x, rounded.data(), stream); });
+      bench.Report("rounding", text, rounding, 5.0 * static_cast<double>(m * c.in));
     }
   }
 }

@@ -11,6 +11,7 @@
 #include "kernels/cuda/dense_attention.h"
 #include "kernels/cuda/layer_ops.h"
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/matmul_int8.h"
 #include "kernels/host_matrix.h"
 
 namespace winnow::kernels::cuda {
@@ -50,6 +51,7 @@ class CudaPackedMatrix final : public PackedMatrix {
   std::span<const PackedPart> parts() const { return parts_; }
   // One part, then.
   bool is_exact() const { return parts_[0].weights.way == DeviceWeights::Way::kExact; }
+  bool is_int8() const { return parts_[0].weights.way == DeviceWeights::Way::kInt8; }
 
  private:
   std::vector<PackedPart> parts_;
@@ -121,8 +123,9 @@ std::unique_ptr<PackedMatrix> CudaBackend::Pack(std::span<const HostMatrix> part
 bool CudaBackend::AllocatePart(PackedPart& part) {
   if (failed()) return false;
   const DeviceWeights& w = part.weights;
-  part.memory = Allocate(w.way == DeviceWeights::Way::kBlocks
-                             ? BlockBytes(w.type, w.out, w.in)
+  part.memory = Allocate(w.way == DeviceWeights::Way::kBlocks ? BlockBytes(w.type, w.out, w.in)
+                         : w.way == DeviceWeights::Way::kInt8
+                             ? Int8WeightBytes(w.out, w.in)
                              : PackedMatrixBytes(w.out, w.in, w.way, w.storage));
   part.weights.data = part.memory.data();
   return part.memory.data() != nullptr;
@@ -142,8 +145,13 @@ std::unique_ptr<PackedMatrix> CudaBackend::PackStored(std::span<const StoredMatr
       const bool plain = PlainType(part.type).has_value();
       DeviceWeights weights;
       weights.in = part.cols;
-      weights.way = plain ? DeviceWeights::Way::kTensor : DeviceWeights::Way::kBlocks;
+      weights.way = plain                              ? DeviceWeights::Way::kTensor
+                    : part.type == WeightType::kI8x128 ? DeviceWeights::Way::kInt8
+                                                       : DeviceWeights::Way::kBlocks;
       if (!plain) weights.type = part.type;
+      // Rounded rows and rows in order are not made for one product.
+      WINNOW_CHECK(packed.empty() || (weights.way == DeviceWeights::Way::kInt8) ==
+                                         (packed[0].weights.way == DeviceWeights::Way::kInt8));
       packed.push_back({out, weights, {}});
       types.push_back(part.type);
     }
@@ -184,6 +192,8 @@ std::unique_ptr<PackedMatrix> CudaBackend::PackStored(std::span<const StoredMatr
       const int64_t to = row - packed[at].first_output;
       Good(weights.way == DeviceWeights::Way::kBlocks
                ? PackBlocks(pack_.data(), to, count, weights, stream())
+           : weights.way == DeviceWeights::Way::kInt8
+               ? PackInt8(pack_.data(), to, count, weights, stream())
                : PackRows(pack_.data(), *PlainType(part.type), to, count, weights, stream()),
            "weights");
       // `gathered` is written again, and memory of the host may be copied when the call has returned.
@@ -220,24 +230,36 @@ void CudaBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y
          "a matrix product");
     return;
   }
-  static_cast<void>(MatmulOf(x.rows, w, y, epilogue, [&](void* ordered) {
+  static_cast<void>(MatmulOf(x.rows, w, y, epilogue, [&](void* ordered, bool /*rounded*/) {
     return x.rows == 0 ? cudaSuccess
                        : OrderRows(x.f32(), x.stride, x.rows, x.cols, ordered, stream());
   }));
 }
 
-// Whether it did: products that are exact take no operand in order.
+// Whether it did: products that are exact take no operand in order. order(to, rounded) makes it, or rounded rows.
 template <typename Order>
 bool CudaBackend::MatmulOf(int64_t m, const PackedMatrix& w, const Tensor& y,
                            const MatmulEpilogue& epilogue, Order order) {
   const CudaPackedMatrix& packed = PackedOf(w);
   if (packed.is_exact()) return false;
   WINNOW_CHECK(y.cols == packed.out_features() && y.rows >= m);
-  if (!Grow(matmul_, OrderedBytes(m, packed.in_features()), "a matrix product") ||
-      !Good(order(matmul_.data()), "a product's operand")) {
+  const bool rounded = packed.is_int8();
+  const int64_t in = packed.in_features();
+  if (!Grow(matmul_, rounded ? RoundedBytes(m, in) : OrderedBytes(m, in), "a matrix product") ||
+      !Good(order(matmul_.data(), rounded), "a product's operand")) {
     return true;
   }
-  MultiplyOrdered(m, w, y, epilogue, matmul_.data());
+  if (!rounded) {
+    MultiplyOrdered(m, w, y, epilogue, matmul_.data());
+    return true;
+  }
+  const MatmulArgs args = {.m = m,
+                           .y = y.f32(),
+                           .y_stride = y.stride,
+                           .bias = epilogue.bias,
+                           .accumulate = epilogue.accumulate};
+  Good(MatmulRounded(args, packed.parts()[0].weights, matmul_.data(), stream()),
+       "a matrix product");
   return true;
 }
 
@@ -275,8 +297,9 @@ void CudaBackend::MultiplyOrdered(int64_t m, const PackedMatrix& w, const Tensor
 
 void CudaBackend::NormMatmul(const NormMatmulArgs& args) {
   WINNOW_CHECK(args.x.cols == args.w.in_features());
-  if (!MatmulOf(args.x.rows, args.w, args.y, args.epilogue, [&](void* ordered) {
-        return RmsNormOrdered(MatrixOf(args.x), args.weight, args.eps, ordered, stream());
+  if (!MatmulOf(args.x.rows, args.w, args.y, args.epilogue, [&](void* to, bool rounded) {
+        const auto norm = rounded ? RmsNormRounded : RmsNormOrdered;
+        return norm(MatrixOf(args.x), args.weight, args.eps, to, stream());
       })) {
     Backend::NormMatmul(args);
   }
@@ -285,8 +308,9 @@ void CudaBackend::NormMatmul(const NormMatmulArgs& args) {
 void CudaBackend::SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, const Tensor& activated,
                              const Tensor& y, const MatmulEpilogue& epilogue) {
   WINNOW_CHECK(gate_up.cols == 2 * w.in_features());
-  if (!MatmulOf(gate_up.rows, w, y, epilogue, [&](void* ordered) {
-        return SiluMulOrdered(MatrixOf(gate_up), ordered, stream());
+  if (!MatmulOf(gate_up.rows, w, y, epilogue, [&](void* to, bool rounded) {
+        const auto gate = rounded ? SiluMulRounded : SiluMulOrdered;
+        return gate(MatrixOf(gate_up), to, stream());
       })) {
     Backend::SiluMatmul(gate_up, w, activated, y, epilogue);
   }
@@ -304,7 +328,7 @@ void CudaBackend::GatedMlp(const GatedMlpArgs& args) {
                         OrderedBytes(m, width) <= static_cast<size_t>(m * rows.cols) * 4 &&
                         reinterpret_cast<uintptr_t>(rows.data) % 16 == 0;
   if (!has_room || packed.parts().size() > 1 || PackedOf(args.down).is_exact() ||
-      !GatesProducts(m, weights)) {
+      PackedOf(args.down).is_int8() || !GatesProducts(m, weights)) {
     Backend::GatedMlp(args);
     return;
   }

@@ -93,6 +93,14 @@ __device__ __forceinline__ uint32_t LoadShared(uint32_t shared) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(shared) : "memory");
   return word;
 }
+__device__ __forceinline__ float2 LoadSharedPair(uint32_t shared) {
+  float2 pair;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(pair.x), "=f"(pair.y)
+               : "r"(shared)
+               : "memory");
+  return pair;
+}
 __device__ __forceinline__ void StoreShared(uint32_t shared, uint2 words) {
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(shared), "r"(words.x), "r"(words.y)
                : "memory");

@@ -4,12 +4,14 @@
 // bytes of that order at a time, and RmsNorm goes over a row in the same order, so that its sum has the
 // same bits either way.
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/kv_rows.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/layer_ops.h"
 #include "kernels/cuda/matmul_order.cuh"
+#include "kernels/cuda/rounded_rows.cuh"
 #include "kernels/cuda/silu.cuh"
 
 namespace winnow::kernels::cuda {
@@ -48,14 +50,52 @@ __device__ __forceinline__ float NormScale(float squares, int32_t cols, float ep
   return 1.0f / sqrtf(squares / static_cast<float>(cols) + eps);
 }
 
-// A row of x to a row of `out`, or to `ordered`.
-template <bool kOrdered>
+// The places that rows of a norm go to.
+struct PlainRows {
+  float* out;
+  int64_t stride;
+};
+struct OrderedRows {
+  uint4* ordered;
+  bool panels;
+  bool unused[7];
+};
+
+// Places of a group, which are half a warp's (matmul_int8.h).
+constexpr int kGroupPlaces = kGroupValues / kPlaceValues;
+static_assert(kGroupPlaces == 16 && kOrderedSlice == 32);
+// Half a warp's values of a group; `place`: of the row. All sixteen lanes are here.
+__device__ __forceinline__ void RoundPlace(const RoundedRows& to, int64_t row, int32_t place,
+                                           const float (&values)[kPlaceValues]) {
+  uint32_t largest_bits = 0;
+#pragma unroll
+  for (int i = 0; i < kPlaceValues; ++i) {
+    largest_bits = max(largest_bits, MagnitudeBits(values[i]));
+  }
+  const Rounding rounding(
+      __reduce_max_sync(0xffffu << (threadIdx.x % 32 / kGroupPlaces * kGroupPlaces), largest_bits));
+  const int32_t group = place / kGroupPlaces;
+#pragma unroll
+  for (int i = 0; i < kPlaceValues; i += 2) {
+    const int column = Column(place, i) - group * kGroupValues;
+    const uint32_t pair = rounding.Of(values[i]) | rounding.Of(values[i + 1]) << 8;
+    *reinterpret_cast<uint16_t*>(FourOf(to, row, group, column / 4) + column % 4) =
+        static_cast<uint16_t>(pair);
+  }
+  if (place % kGroupPlaces == 0) to.Scale(row, group) = rounding.scale;
+}
+
+// A row of x to a row of `out`.
+template <typename Rows>
 __global__ void __launch_bounds__(kNormThreads)
-    RmsNormKernel(const float* x, int64_t x_stride, const float* weight, float eps, float* out,
-                  int64_t out_stride, uint4* ordered, bool panels, int32_t cols) {
+    RmsNormKernel(const float* x, int64_t x_stride, const float* weight, float eps,
+                  const __grid_constant__ Rows out, int32_t cols) {
+  constexpr bool kRounded = std::is_same_v<Rows, RoundedRows>;
   constexpr int kHeld = 2;  // places of a thread that stay in registers
   LetNextStart();
   const int32_t places = PlacesOf(cols);
+  const int32_t written =
+      kRounded ? (places + kGroupPlaces - 1) / kGroupPlaces * kGroupPlaces : places;
   float weights[kHeld][kPlaceValues], held[kHeld][kPlaceValues];
   const auto load = [&](const float* from, int32_t place, float(&to)[kPlaceValues]) {
 #pragma unroll
@@ -86,18 +126,23 @@ __global__ void __launch_bounds__(kNormThreads)
   const float scale = NormScale<kNormThreads>(squares, cols, eps);
   const auto put = [&](int32_t place, float(&values)[kPlaceValues],
                        const float(&of_weight)[kPlaceValues]) {
-    if (place >= places) return;
+    if (place >= written) return;
 #pragma unroll
     for (int i = 0; i < kPlaceValues; ++i) {
       values[i] = __fmul_rn(__fmul_rn(values[i], scale), of_weight[i]);
-      const int32_t column = Column(place, i);
-      if (!kOrdered && column < cols) out[blockIdx.x * out_stride + column] = values[i];
+      if constexpr (std::is_same_v<Rows, PlainRows>) {
+        const int32_t column = Column(place, i);
+        if (column < cols) out.out[blockIdx.x * out.stride + column] = values[i];
+      }
     }
-    if (kOrdered) PutPlace(ordered, panels, places, blockIdx.x, place, values);
+    if constexpr (std::is_same_v<Rows, OrderedRows>) {
+      PutPlace(out.ordered, out.panels, places, blockIdx.x, place, values);
+    }
+    if constexpr (kRounded) RoundPlace(out, blockIdx.x, place, values);
   };
 #pragma unroll
   for (int h = 0; h < kHeld; ++h) put(my_place(h), held[h], weights[h]);
-  for (int32_t place = my_place(kHeld); place < places; place += kNormThreads) {
+  for (int32_t place = my_place(kHeld); place < written; place += kNormThreads) {
     float values[kPlaceValues], of_weight[kPlaceValues];
     load(x, place, values);
     load(weight, place, of_weight);
@@ -311,24 +356,35 @@ __global__ void __launch_bounds__(kRopeThreads)
 
 bool TooMany(int64_t blocks) { return blocks > 0x7fffffff; }
 
+template <typename Rows>
+cudaError_t Norm(const DeviceMatrix& x, const float* weight, float eps, const Rows& out,
+                 const Stream& stream) {
+  return Launch(RmsNormKernel<Rows>, static_cast<unsigned>(x.rows), kNormThreads, 0, stream, false,
+                x.data, x.stride, weight, eps, out, static_cast<int32_t>(x.cols));
+}
+
 }  // namespace
 
 cudaError_t RmsNorm(const DeviceMatrix& x, const float* weight, float eps, const DeviceMatrix& out,
                     Stream stream) {
   if (TooMany(x.rows) || out.rows != x.rows || out.cols != x.cols) return cudaErrorInvalidValue;
   if (x.rows == 0) return cudaSuccess;
-  return Launch(RmsNormKernel<false>, static_cast<unsigned>(x.rows), kNormThreads, 0, stream, false,
-                x.data, x.stride, weight, eps, out.data, out.stride, nullptr, false,
-                static_cast<int32_t>(x.cols));
+  return Norm(x, weight, eps, PlainRows{out.data, out.stride}, stream);
 }
 
 cudaError_t RmsNormOrdered(const DeviceMatrix& x, const float* weight, float eps, void* ordered,
                            Stream stream) {
   if (TooMany(x.rows)) return cudaErrorInvalidValue;
   if (x.rows == 0) return cudaSuccess;
-  return Launch(RmsNormKernel<true>, static_cast<unsigned>(x.rows), kNormThreads, 0, stream, false,
-                x.data, x.stride, weight, eps, nullptr, 0, static_cast<uint4*>(ordered),
-                OrderedInPanels(x.rows), static_cast<int32_t>(x.cols));
+  return Norm(x, weight, eps,
+              OrderedRows{static_cast<uint4*>(ordered), OrderedInPanels(x.rows), {}}, stream);
+}
+
+cudaError_t RmsNormRounded(const DeviceMatrix& x, const float* weight, float eps, void* rounded,
+                           Stream stream) {
+  if (TooMany(x.rows)) return cudaErrorInvalidValue;
+  if (x.rows == 0) return cudaSuccess;
+  return Norm(x, weight, eps, RoundedRowsOf(rounded, x.cols), stream);
 }
 
 cudaError_t RmsNormHeads(const DeviceMatrix& x, int32_t head_dim, const float* weight, float eps,

@@ -19,6 +19,9 @@ struct DeviceMatrix {
 // The same, rounded and in the order of a product's left operand (matmul.h's OrderedBytes).
 [[nodiscard]] cudaError_t RmsNormOrdered(const DeviceMatrix& x, const float* weight, float eps,
                                          void* ordered, Stream stream);
+// The same, as rounded rows (matmul_int8.h).
+[[nodiscard]] cudaError_t RmsNormRounded(const DeviceMatrix& x, const float* weight, float eps,
+                                         void* rounded, Stream stream);
 [[nodiscard]] cudaError_t RmsNormHeads(const DeviceMatrix& x, int32_t head_dim, const float* weight,
                                        float eps, Stream stream);
 

@@ -68,6 +68,7 @@
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/matmul_int8.h"
 #include "kernels/cuda/matmul_parts.cuh"
 
 namespace winnow::kernels::cuda {
@@ -471,7 +472,8 @@ cudaError_t ManyRows(const Operands& operands, Stream stream) {
 }  // namespace
 
 size_t MatmulWorkspaceBytes(int64_t m, const DeviceWeights& w) {
-  return w.way == DeviceWeights::Way::kExact ? 0 : OrderedBytes(m, w.in);
+  if (w.way == DeviceWeights::Way::kExact) return 0;
+  return w.way == DeviceWeights::Way::kInt8 ? RoundedBytes(m, w.in) : OrderedBytes(m, w.in);
 }
 
 size_t OrderedBytes(int64_t m, int64_t in) {
@@ -565,6 +567,13 @@ cudaError_t Matmul(const MatmulArgs& args, const DeviceWeights& w, void* workspa
   if (IsRefused(args, w)) return cudaErrorInvalidValue;
   if (args.m == 0) return cudaSuccess;
   if (w.way == DeviceWeights::Way::kExact) return MatmulExact(args, w, stream);
+  if (w.way == DeviceWeights::Way::kInt8) {
+    const DeviceMatrix x = {const_cast<float*>(args.x), args.m, w.in, args.x_stride};
+    if (const cudaError_t error = RoundRows(x, workspace, stream); error != cudaSuccess) {
+      return error;
+    }
+    return MatmulRounded(args, w, workspace, stream);
+  }
   Operands operands = OperandsOf(args, w);
   const bool pairs = args.x_stride % 2 == 0 && reinterpret_cast<uintptr_t>(args.x) % 8 == 0;
   if (!args.portable && Streams(args.m) && args.m <= kDirectRows && w.in % kSlice == 0 && pairs) {
@@ -581,7 +590,10 @@ cudaError_t Matmul(const MatmulArgs& args, const DeviceWeights& w, void* workspa
 
 cudaError_t MatmulOrdered(const MatmulArgs& args, const DeviceWeights& w, const void* ordered,
                           Stream stream) {
-  if (IsRefused(args, w) || w.way == DeviceWeights::Way::kExact) return cudaErrorInvalidValue;
+  if (IsRefused(args, w) || w.way == DeviceWeights::Way::kExact ||
+      w.way == DeviceWeights::Way::kInt8) {
+    return cudaErrorInvalidValue;
+  }
   if (args.m == 0) return cudaSuccess;
   Operands operands = OperandsOf(args, w);
   operands.x = static_cast<const uint4*>(ordered);

@@ -3,7 +3,7 @@
 //   x [m][in] f32, y [m][out] f32, rows `stride` floats apart; bias [out]
 //   W packed by PackMatrix, in memory of the caller
 //
-// Three ways to compute, chosen when W is packed:
+// Four ways to compute, chosen when W is packed:
 //
 //   kTensor   x rounded to bfloat16, W bfloat16: tensor cores, float32 sums. Compute kBF16.
 //   kExact    x as it is, W in the type it has, widened: one chain of fused multiply-adds per element
@@ -11,6 +11,7 @@
 //             bits as the CPU's. Computes kF32 and kF16.
 //   kBlocks   x rounded to bfloat16, W in quantised blocks (block_order.h) whose values are widened to float32 and rounded
 //             to bfloat16: the bits of kTensor with that W, for any number of rows.
+//   kInt8     both rounded to integers of 8 bits, W8A8 (matmul_int8.h, which has its kernels).
 //
 // Batch invariance, by construction. kTensor: the inner dimension is cut into kMatmulSegments
 // segments, which follow from `in` alone; a segment's sum is one chain of matrix instructions of 16
@@ -52,15 +53,15 @@ inline constexpr int32_t kMatmulFewRows = 32;
 inline constexpr int32_t kMatmulBatchRows = 128;
 
 struct DeviceWeights {
-  enum class Way : uint8_t { kTensor, kExact, kBlocks };
+  enum class Way : uint8_t { kTensor, kExact, kBlocks, kInt8 };
   const void* data = nullptr;
   int64_t out = 0, in = 0;
   Way way = Way::kTensor;
   DType storage = DType::kBF16;         // of `data`
-  WeightType type = WeightType::kBF16;  // of kBlocks
+  WeightType type = WeightType::kBF16;  // of kBlocks and kInt8
 };
 
-// kTensor stores bf16. kExact stores `storage` as it is. Of kBlocks BlockBytes (block_order.h) says it.
+// kTensor stores bf16. kExact stores `storage` as it is. Of kBlocks BlockBytes (block_order.h) says it, of kInt8 Int8WeightBytes.
 size_t PackedMatrixBytes(int64_t out, int64_t in, DeviceWeights::Way way, DType storage);
 
 // Puts rows [first_row, first_row + rows) of W in place, from `source` [rows][in] of `dtype` in
@@ -81,7 +82,7 @@ size_t PackedMatrixBytes(int64_t out, int64_t in, DeviceWeights::Way way, DType 
 // an even number of those, and up to a number of rows that depends on the type.
 bool StreamsBlocks(int64_t m, const DeviceWeights& w);
 
-// x in the order in which kTensor and kBlocks read it; none for kExact. Need not be zeroed.
+// x in the order in which kTensor and kBlocks read it, or rounded rows of kInt8; none for kExact. Need not be zeroed.
 size_t MatmulWorkspaceBytes(int64_t m, const DeviceWeights& w);
 
 // That order: x rounded to bfloat16, zeros past the last column of a row up to a whole slice of 32; what

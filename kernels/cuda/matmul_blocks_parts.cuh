@@ -50,6 +50,7 @@ cudaError_t WithBlockType(WeightType type, F f) {
     case WeightType::kF32:
     case WeightType::kF16:
     case WeightType::kBF16:
+    case WeightType::kI8x128:  // of kInt8
       break;
   }
   return cudaErrorInvalidValue;

@@ -66,15 +66,17 @@ __device__ __forceinline__ uint64_t SharedMatrixOf64(uint32_t address) {
 }
 
 // The sums of an instruction, which are its first operands, and their numbers in its text, by its columns.
-#define WINNOW_TILE_SUMS(c, t) "+f"(c[t][0]), "+f"(c[t][1]), "+f"(c[t][2]), "+f"(c[t][3])
-#define WINNOW_SIX_TILE_SUMS(c, t)                                                \
-  WINNOW_TILE_SUMS(c, t), WINNOW_TILE_SUMS(c, t + 1), WINNOW_TILE_SUMS(c, t + 2), \
-      WINNOW_TILE_SUMS(c, t + 3), WINNOW_TILE_SUMS(c, t + 4), WINNOW_TILE_SUMS(c, t + 5)
-#define WINNOW_SUMS_64(c, t) \
-  WINNOW_SIX_TILE_SUMS(c, t), WINNOW_TILE_SUMS(c, t + 6), WINNOW_TILE_SUMS(c, t + 7)
-#define WINNOW_SUMS_128(c) WINNOW_SUMS_64(c, 0), WINNOW_SUMS_64(c, 8)
-#define WINNOW_SUMS_176(c) WINNOW_SUMS_128(c), WINNOW_SIX_TILE_SUMS(c, 16)
-#define WINNOW_SUMS_192(c) WINNOW_SUMS_128(c), WINNOW_SUMS_64(c, 16)
+#define WINNOW_TILE_SUMS(kind, c, t) kind(c[t][0]), kind(c[t][1]), kind(c[t][2]), kind(c[t][3])
+#define WINNOW_SIX_TILE_SUMS(kind, c, t)                                  \
+  WINNOW_TILE_SUMS(kind, c, t), WINNOW_TILE_SUMS(kind, c, t + 1),         \
+      WINNOW_TILE_SUMS(kind, c, t + 2), WINNOW_TILE_SUMS(kind, c, t + 3), \
+      WINNOW_TILE_SUMS(kind, c, t + 4), WINNOW_TILE_SUMS(kind, c, t + 5)
+#define WINNOW_SUMS_64(kind, c, t)                                    \
+  WINNOW_SIX_TILE_SUMS(kind, c, t), WINNOW_TILE_SUMS(kind, c, t + 6), \
+      WINNOW_TILE_SUMS(kind, c, t + 7)
+#define WINNOW_SUMS_128(kind, c) WINNOW_SUMS_64(kind, c, 0), WINNOW_SUMS_64(kind, c, 8)
+#define WINNOW_SUMS_176(kind, c) WINNOW_SUMS_128(kind, c), WINNOW_SIX_TILE_SUMS(kind, c, 16)
+#define WINNOW_SUMS_192(kind, c) WINNOW_SUMS_128(kind, c), WINNOW_SUMS_64(kind, c, 16)
 #define WINNOW_NUMBERS_64                    \
   "%0, %1, %2, %3, %4, %5, %6, %7, "         \
   "%8, %9, %10, %11, %12, %13, %14, %15, "   \
@@ -110,7 +112,7 @@ __device__ __forceinline__ void GroupMultiplyAdd(float (&c)[8][4], const uint32_
       "}, "
       "{%32, %33, %34, %35}, %36, add, 1, 1, %38;\n"
       "}"
-      : WINNOW_SUMS_64(c, 0)
+      : WINNOW_SUMS_64("+f", c, 0)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
         "n"(kTransposedB ? 1 : 0));
 }
@@ -125,7 +127,7 @@ __device__ __forceinline__ void GroupMultiplyAdd(float (&c)[16][4], const uint32
       "}, "
       "{%64, %65, %66, %67}, %68, add, 1, 1, %70;\n"
       "}"
-      : WINNOW_SUMS_128(c)
+      : WINNOW_SUMS_128("+f", c)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
         "n"(kTransposedB ? 1 : 0));
 }
@@ -141,7 +143,7 @@ __device__ __forceinline__ void GroupMultiplyAdd(float (&c)[22][4], const uint32
       "}, "
       "{%88, %89, %90, %91}, %92, add, 1, 1, %94;\n"
       "}"
-      : WINNOW_SUMS_176(c)
+      : WINNOW_SUMS_176("+f", c)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
         "n"(kTransposedB ? 1 : 0));
 }
@@ -157,7 +159,7 @@ __device__ __forceinline__ void GroupMultiplyAdd(float (&c)[8][4], uint64_t a, u
       "}, "
       "%32, %33, add, 1, 1, 0, 0;\n"
       "}"
-      : WINNOW_SUMS_64(c, 0)
+      : WINNOW_SUMS_64("+f", c, 0)
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 __device__ __forceinline__ void GroupMultiplyAdd(float (&c)[16][4], uint64_t a, uint64_t b,
@@ -170,7 +172,7 @@ __device__ __forceinline__ void GroupMultiplyAdd(float (&c)[16][4], uint64_t a, 
       "}, "
       "%64, %65, add, 1, 1, 0, 0;\n"
       "}"
-      : WINNOW_SUMS_128(c)
+      : WINNOW_SUMS_128("+f", c)
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 __device__ __forceinline__ void GroupMultiplyAdd(float (&c)[22][4], uint64_t a, uint64_t b,
@@ -183,7 +185,7 @@ __device__ __forceinline__ void GroupMultiplyAdd(float (&c)[22][4], uint64_t a, 
       "}, "
       "%88, %89, add, 1, 1, 0, 0;\n"
       "}"
-      : WINNOW_SUMS_176(c)
+      : WINNOW_SUMS_176("+f", c)
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 __device__ __forceinline__ void GroupMultiplyAdd(float (&c)[24][4], uint64_t a, uint64_t b,
@@ -196,7 +198,79 @@ __device__ __forceinline__ void GroupMultiplyAdd(float (&c)[24][4], uint64_t a, 
       "}, "
       "%96, %97, add, 1, 1, 0, 0;\n"
       "}"
-      : WINNOW_SUMS_192(c)
+      : WINNOW_SUMS_192("+f", c)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+
+// c = a b, or c += a b if `add`, of 8-bit integers with signs, exactly; both [64 or N][32] by SharedMatrix(), whose rows of 128 bytes are
+// 128 of K here.
+__device__ __forceinline__ void GroupMultiplyAdd(int32_t (&c)[1][4], uint64_t a, uint64_t b,
+                                                 bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %6, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {"
+      "%0, %1, %2, %3"
+      "}, "
+      "%4, %5, add;\n"
+      "}"
+      : WINNOW_TILE_SUMS("+r", c, 0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+__device__ __forceinline__ void GroupMultiplyAdd(int32_t (&c)[2][4], uint64_t a, uint64_t b,
+                                                 bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %10, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k32.s32.s8.s8 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7"
+      "}, "
+      "%8, %9, add;\n"
+      "}"
+      : WINNOW_TILE_SUMS("+r", c, 0), WINNOW_TILE_SUMS("+r", c, 1)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+__device__ __forceinline__ void GroupMultiplyAdd(int32_t (&c)[4][4], uint64_t a, uint64_t b,
+                                                 bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+      "}, "
+      "%16, %17, add;\n"
+      "}"
+      : WINNOW_TILE_SUMS("+r", c, 0), WINNOW_TILE_SUMS("+r", c, 1), WINNOW_TILE_SUMS("+r", c, 2),
+        WINNOW_TILE_SUMS("+r", c, 3)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+__device__ __forceinline__ void GroupMultiplyAdd(int32_t (&c)[8][4], uint64_t a, uint64_t b,
+                                                 bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {" WINNOW_NUMBERS_64
+      "}, "
+      "%32, %33, add;\n"
+      "}"
+      : WINNOW_SUMS_64("+r", c, 0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+__device__ __forceinline__ void GroupMultiplyAdd(int32_t (&c)[16][4], uint64_t a, uint64_t b,
+                                                 bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {" WINNOW_NUMBERS_128
+      "}, "
+      "%64, %65, add;\n"
+      "}"
+      : WINNOW_SUMS_128("+r", c)
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 

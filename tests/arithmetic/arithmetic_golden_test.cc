@@ -76,7 +76,10 @@ constexpr GoldenCase kCases[] = {
      .policy = "lsh:k=64,p=0.9,window=16,sink=4,dense_layers=1"},
 };
 
-// KV in 8 bits, held apart: digests of an instruction set may be missing.
+// Held apart, as KV in 8 bits: digests of an instruction set may be missing.
+constexpr GoldenCase kW8A8Cases[] = {
+    {.name = "w8a8 weights", .weights = WeightStorage::kW8A8},
+};
 constexpr GoldenCase kScaledKvCases[] = {
     {.name = "int8 KV", .kv = DType::kI8},
     {.name = "fp8 KV, f32 d 80", .head_dim = 80, .compute = DType::kF32, .kv = DType::kF8},
@@ -187,6 +190,10 @@ void ExpectDigests(const std::string& isa, const char* section, std::span<const 
 }
 
 TEST_P(ArithmeticGolden, BitsAreThoseOfTheVersion) { ExpectDigests(GetParam(), "logits", kCases); }
+
+TEST_P(ArithmeticGolden, BitsOfW8A8AreThoseOfTheVersion) {
+  ExpectDigests(GetParam(), "logits of W8A8", kW8A8Cases);
+}
 
 TEST_P(ArithmeticGolden, BitsWithKvIn8BitsAreThoseOfTheVersion) {
   ExpectDigests(GetParam(), "logits of KV in 8 bits", kScaledKvCases);

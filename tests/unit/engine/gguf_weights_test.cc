@@ -232,7 +232,10 @@ TEST(GgufWeights, RoundedWhileLoadingWeightsComputeWhatTheirBlocksCompute) {
   const std::vector<float> int8 = Logits(model.directory(), DType::kF32, WeightStorage::kInt8);
   const std::vector<float> int4 = Logits(model.directory(), DType::kF32, WeightStorage::kInt4);
   const std::vector<float> float8 = Logits(model.directory(), DType::kF32, WeightStorage::kFloat8);
+  const std::vector<float> w8a8 = Logits(model.directory(), DType::kF32, WeightStorage::kW8A8);
   EXPECT_LT(RelativeError(int8, exact), 0.03);
+  EXPECT_LT(RelativeError(w8a8, exact), 0.05);
+  EXPECT_GT(RelativeError(w8a8, exact), RelativeError(int8, exact));
   EXPECT_LT(RelativeError(float8, exact), 0.1);
   EXPECT_GT(RelativeError(float8, exact), RelativeError(int8, exact));
   EXPECT_LT(RelativeError(int4, exact), 0.3);
@@ -249,6 +252,7 @@ TEST(GgufWeights, AStorageThatTheFileDoesNotFitIsRefused) {
   EXPECT_TRUE(CheckWeightStorage(WeightStorage::kInt8, *plain).ok());
   EXPECT_TRUE(CheckWeightStorage(WeightStorage::kInt4, *plain).ok());
   EXPECT_TRUE(CheckWeightStorage(WeightStorage::kFloat8, *plain).ok());
+  EXPECT_TRUE(CheckWeightStorage(WeightStorage::kW8A8, *plain).ok());
   EXPECT_THAT(
       std::string(CheckWeightStorage(WeightStorage::kStored, *plain).message()),
       ::testing::StartsWith("weights is stored: this model's file has no quantised weights"));
@@ -263,14 +267,15 @@ TEST(GgufWeights, AStorageThatTheFileDoesNotFitIsRefused) {
   ASSERT_TRUE(blocks.ok()) << blocks.status();
   EXPECT_TRUE(CheckWeightStorage(WeightStorage::kStored, *blocks).ok());
   for (const WeightStorage storage :
-       {WeightStorage::kInt8, WeightStorage::kInt4, WeightStorage::kFloat8}) {
+       {WeightStorage::kInt8, WeightStorage::kInt4, WeightStorage::kFloat8, WeightStorage::kW8A8}) {
     EXPECT_THAT(std::string(CheckWeightStorage(storage, *blocks).message()),
                 ::testing::HasSubstr("this model's file is quantised (Q8_0): say stored or wide"));
   }
   EXPECT_EQ(ParseWeightStorage("int4").value(), WeightStorage::kInt4);
   EXPECT_EQ(ParseWeightStorage("fp8").value(), WeightStorage::kFloat8);
+  EXPECT_EQ(ParseWeightStorage("w8a8").value(), WeightStorage::kW8A8);
   EXPECT_EQ(ParseWeightStorage("int3").status().message(),
-            "weights: 'int3' is not one of wide, stored, int8, int4, fp8");
+            "weights: 'int3' is not one of wide, stored, int8, int4, fp8, w8a8");
 }
 
 // A GPU's products of quantised weights are in bfloat16, whatever the plain ones of the same model are in.
@@ -278,7 +283,7 @@ TEST(GgufWeights, QuantisedWeightsOnAGpuAreComputedInBfloat16) {
   const RandomModel model(SmallConfig("llama"));
   ModelOptions options;
   options.device = "cuda";
-  for (const char* storage : {"stored", "int8", "int4", "fp8"}) {
+  for (const char* storage : {"stored", "int8", "int4", "fp8", "w8a8"}) {
     options.weights = storage;
     for (const char* dtype : {"auto", "bf16"}) {
       options.dtype = dtype;
@@ -307,7 +312,8 @@ TEST(GgufWeights, MemoryOfWeightsIsCountedAsTheyAreKept) {
   const auto weights = LoadWeights(model.directory(), model.config());
   ASSERT_TRUE(weights.ok());
   for (const WeightStorage storage :
-       {WeightStorage::kWide, WeightStorage::kInt8, WeightStorage::kInt4, WeightStorage::kFloat8}) {
+       {WeightStorage::kWide, WeightStorage::kInt8, WeightStorage::kInt4, WeightStorage::kFloat8,
+        WeightStorage::kW8A8}) {
     const auto backend = kernels::MakeCpuBackend("auto", 1);
     DecoderOptions options;
     options.compute = DType::kBF16;
@@ -316,7 +322,8 @@ TEST(GgufWeights, MemoryOfWeightsIsCountedAsTheyAreKept) {
     const auto decoder = Decoder::Create(model.config(), *weights, *backend, options);
     ASSERT_TRUE(decoder.ok()) << decoder.status();
     // Panels are filled up to 16 outputs and to pages.
-    const auto counted = static_cast<double>(StorageBytes(storage, *weights, DType::kBF16));
+    const auto counted =
+        static_cast<double>(StorageBytes(storage, *weights, DType::kBF16, /*on_gpu=*/false));
     EXPECT_GE(static_cast<double>((*decoder)->weight_bytes()), counted);
     EXPECT_LE(static_cast<double>((*decoder)->weight_bytes()), 1.3 * counted + 65536);
   }
@@ -344,7 +351,7 @@ TEST(GgufWeights, EveryNormAndBiasIsCountedAsFloat32) {
         EXPECT_EQ(WeightBytes(model.config(), dtype), 4 * vectors + value_bytes * matrices);
         // Rows of the embedding are looked up in the file where the output has a matrix of its own.
         const int64_t looked_up = tied ? 0 : weights->embedding.rows * weights->embedding.cols;
-        EXPECT_EQ(StorageBytes(WeightStorage::kWide, *weights, dtype),
+        EXPECT_EQ(StorageBytes(WeightStorage::kWide, *weights, dtype, /*on_gpu=*/false),
                   4 * vectors + value_bytes * (matrices - looked_up));
       }
     }

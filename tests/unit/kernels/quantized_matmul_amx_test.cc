@@ -56,9 +56,12 @@ class Operands {
 
 Operands<QuantizedMatmulCall> IntegerOperands(const Matrix& x, const CpuPackedMatrix& w,
                                               WeightType type) {
-  Operands<QuantizedMatmulCall> operands(x, static_cast<size_t>(PreparedRow::Bytes(x.cols())),
-                                         scalar::PrepareRoundedRow, w);
-  operands->shape = BlockShapeOf(type);
+  const BlockShape shape = BlockShapeOf(type);
+  Operands<QuantizedMatmulCall> operands(
+      x, static_cast<size_t>(PreparedRow::Bytes(x.cols())),
+      shape.rounded == kRoundedValues ? scalar::PrepareRoundedRow : scalar::PrepareWidelyRoundedRow,
+      w);
+  operands->shape = shape;
   return operands;
 }
 

@@ -202,6 +202,27 @@ TEST(Quantized, RowsRoundedToFourBitsAreNearerThanTheLineThroughTheirEnds) {
   EXPECT_LT(of_rounding, 0.89 * of_ends);  // .870 ± .003; after one round .917
 }
 
+// Four blocks of I8x128 have one scale, of the largest of their 128 values; the last ones of a row may be fewer.
+TEST(Quantized, BlocksOfW8A8ShareTheirScale) {
+  TestRandom random;
+  for (const int64_t cols : {64, 96, 128, 160, 32 * 41}) {
+    SCOPED_TRACE(cols);
+    const auto [row, packed, back] = RoundedRow(WeightType::kI8x128, RowToRound(random, cols));
+    for (int64_t at = 0; at < cols; at += 128) {
+      const int64_t end = std::min<int64_t>(at + 128, cols);
+      float largest = 0;
+      for (int64_t i = at; i < end; ++i) largest = std::max(largest, std::abs(row[i]));
+      const F16 scale = ToF16(largest / 127);
+      for (int64_t block = at / 32; block < end / 32; ++block) {
+        ASSERT_EQ(std::memcmp(packed.data() + block * 34, &scale, 2), 0) << "block " << block;
+      }
+      for (int64_t i = at; i < end; ++i) {
+        ASSERT_NEAR(back[i], row[i], 0.5f * largest / 127 + 16e-4f * largest) << "value " << i;
+      }
+    }
+  }
+}
+
 // The promise of QuantizeRow, by which a GPU makes such values in one operation.
 TEST(Quantized, LinesOfFourBitsHaveScalesThatAreExactInBfloat16) {
   TestRandom random;

@@ -13,13 +13,16 @@
 
 namespace winnow::kernels {
 
-// Types of quantised blocks; the first ones hold integers, the others 8-bit floats.
+// Types of quantised blocks that a GPU widens; the first ones hold integers, the others 8-bit floats.
 inline constexpr WeightType kBlockTypes[] = {
     WeightType::kQ4_0,  WeightType::kQ4_1,   WeightType::kQ5_0,  WeightType::kQ5_1,
     WeightType::kQ8_0,  WeightType::kQ4K,    WeightType::kQ5K,   WeightType::kQ6K,
     WeightType::kI4x32, WeightType::kI4x128, WeightType::kL4x32, WeightType::kF8x32,
     WeightType::kF8x128};
-inline constexpr std::span<const WeightType> kIntegerBlocks = std::span(kBlockTypes).first<11>();
+inline constexpr WeightType kIntegerBlocks[] = {
+    WeightType::kQ4_0,  WeightType::kQ4_1,   WeightType::kQ5_0,  WeightType::kQ5_1,
+    WeightType::kQ8_0,  WeightType::kQ4K,    WeightType::kQ5K,   WeightType::kQ6K,
+    WeightType::kI4x32, WeightType::kI4x128, WeightType::kL4x32, WeightType::kI8x128};
 inline constexpr std::span<const WeightType> kFloatBlocks = std::span(kBlockTypes).last<2>();
 
 // Random blocks, at odd addresses, whose scales are those of weights; or bfloat16 values.
@@ -42,6 +45,13 @@ class BlockMatrix {
       const BlockSize size = BlockSizeOf(type);
       for (int64_t at = 1; at < static_cast<int64_t>(bytes_.size()); at += size.bytes) {
         PutScales(random, bytes_.data() + at);
+      }
+      if (type == WeightType::kI8x128) {
+        for (int64_t i = 0; i < rows * cols / 32; ++i) {
+          const int64_t group = i % (cols / 32) / 4 * 4 + i / (cols / 32) * (cols / 32);
+          std::memcpy(bytes_.data() + 1 + i * size.bytes, bytes_.data() + 1 + group * size.bytes,
+                      2);
+        }
       }
     }
     for (int64_t i = 0; i < rows; ++i) rows_.push_back(bytes_.data() + 1 + i * row_bytes_);

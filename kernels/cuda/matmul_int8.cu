@@ -1,0 +1,221 @@
+// W8A8 (matmul_int8.h): packing, rounding, and the product on any device, also for tests: a warp is 16 outputs and 32 rows. Hopper's products
+// are in matmul_int8_wgmma.cu.
+#include <algorithm>
+
+#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/matmul_int8_parts.cuh"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kLanes;
+constexpr int kBlockBytes = 34;  // of kI8x128: a scale, 32 integers
+constexpr int kPlainRows = 32;   // of a warp of Int8PlainKernel
+constexpr int kRowTiles = kPlainRows / 8;
+
+// ---- packing ----
+
+// A thread is a group of an output.
+__global__ void __launch_bounds__(kThreads)
+    PackInt8Kernel(const uint8_t* rows, int64_t row_bytes, int64_t first_row, int64_t count,
+                   int32_t in, int32_t groups, uint8_t* to) {
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * kThreads) {
+    const int64_t row = i / groups, output = first_row + row;
+    const auto group = static_cast<int32_t>(i - row * groups);
+    const uint8_t* blocks =
+        rows + row * row_bytes + int64_t{group} * (kGroupValues / 32) * kBlockBytes;
+    uint8_t* panel = to + (output / kPanelRows * groups + group) * kRoundedPanelBytes;
+    const auto line = static_cast<int>(output % kPanelRows);
+    const int32_t values = min(kGroupValues, in - group * kGroupValues);
+    for (int32_t column = 0; column < values; ++column) {
+      panel[line * kGroupValues + ((column / 16) ^ (line % 8)) * 16 + column % 16] =
+          blocks[column / 32 * kBlockBytes + 2 + column % 32];
+    }
+    const auto scale = static_cast<uint16_t>(blocks[0] | blocks[1] << 8);
+    reinterpret_cast<float*>(panel + WScalesAt(line / 16, line % 8))[line % 16 / 8] =
+        WidenF16(scale);
+  }
+}
+
+// ---- rounding ----
+
+// A warp is a group of a row. kSilu: x is gates, then ups.
+template <bool kSilu>
+__global__ void __launch_bounds__(kThreads)
+    RoundKernel(const float* x, int64_t x_stride, int32_t cols,
+                const __grid_constant__ RoundedRows to, int64_t first_row) {
+  LetNextStart();
+  WaitForEarlier();
+  const int lane = threadIdx.x % kLanes;
+  const int32_t group =
+      static_cast<int32_t>(blockIdx.x) * kWarps + static_cast<int32_t>(threadIdx.x) / kLanes;
+  if (group >= to.groups) return;
+  const float* from = x + int64_t{blockIdx.y} * x_stride;
+  float values[4];
+  uint32_t largest_bits = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int32_t column = group * kGroupValues + lane * 4 + i;
+    values[i] = column >= cols ? 0.0f
+                : kSilu        ? SiluOf(from[column], from[cols + column])
+                               : from[column];
+    largest_bits = max(largest_bits, MagnitudeBits(values[i]));
+  }
+  const Rounding rounding(__reduce_max_sync(kFullMask, largest_bits));
+  uint32_t word = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word |= rounding.Of(values[i]) << (8 * i);
+  const int64_t row = first_row + blockIdx.y;
+  *reinterpret_cast<uint32_t*>(FourOf(to, row, group, lane)) = word;
+  if (lane == 0) to.Scale(row, group) = rounding.scale;
+}
+
+template <bool kSilu>
+cudaError_t Round(const DeviceMatrix& x, int64_t cols, void* rounded, const Stream& stream) {
+  constexpr int64_t kRows = 32768;  // of a grid
+  const RoundedRows to = RoundedRowsOf(rounded, cols);
+  for (int64_t first = 0; first < x.rows; first += kRows) {
+    const dim3 grid(static_cast<unsigned>(CeilDiv(to.groups, kWarps)),
+                    static_cast<unsigned>(std::min(kRows, x.rows - first)));
+    if (const cudaError_t error =
+            Launch(RoundKernel<kSilu>, grid, kThreads, 0, stream, false, x.data + first * x.stride,
+                   x.stride, static_cast<int32_t>(cols), to, first);
+        error != cudaSuccess) {
+      return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+// ---- products ----
+
+// A lane's word of the i-th 16 bytes of a row of a panel.
+__device__ __forceinline__ uint32_t WordOf(const uint8_t* panel, int row, int i, int c) {
+  return *reinterpret_cast<const uint32_t*>(panel + row * kGroupValues + (i ^ (row % 8)) * 16 +
+                                            c * 4);
+}
+
+// Sums of a warp's rows, from `first_row` on.
+__device__ __forceinline__ void FinishTile(const Operands& args, int32_t tile, int32_t first_row,
+                                           const float (&sums)[kRowTiles][4]) {
+  const int lane = threadIdx.x % kLanes;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int32_t output = tile * 16 + lane / 4 + e / 2 * 8;
+      const int32_t row = first_row + i * 8 + lane % 4 * 2 + e % 2;
+      if (output < args.out && row < args.m) {
+        Finish(sums[i][e], output, row, args.bias, args.accumulate, args.y, args.y_stride);
+      }
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    Int8PlainKernel(const __grid_constant__ Int8Operands operands) {
+  const Operands& args = operands.product;
+  const int lane = threadIdx.x % kLanes, c = lane % 4;
+  const int32_t tile =
+      static_cast<int32_t>(blockIdx.x) * kWarps + static_cast<int32_t>(threadIdx.x) / kLanes;
+  const int32_t first_row = static_cast<int32_t>(blockIdx.y) * kPlainRows;
+  if (tile * 16 >= args.out) return;
+  const auto* const x = reinterpret_cast<const uint8_t*>(args.x);
+  float sums[kRowTiles][4] = {};
+  for (int32_t group = 0; group < operands.groups; ++group) {
+    const uint8_t* const of_w =
+        operands.w + (int64_t{tile / 4} * operands.groups + group) * kRoundedPanelBytes;
+    const float2 scales = *reinterpret_cast<const float2*>(of_w + WScalesAt(tile % 4, lane / 4));
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      // Past the last row that is read again: those sums are nobody's.
+      const int32_t row = min(first_row + i * 8 + lane / 4, args.m - 1);
+      const uint8_t* const panel =
+          x + (int64_t{row / kPanelRows} * operands.groups + group) * kRoundedPanelBytes;
+      int32_t products[4] = {};
+#pragma unroll
+      for (int s = 0; s < kGroupSlices; ++s) {
+        const int output = tile % 4 * 16 + lane / 4;
+        const uint32_t w[4] = {WordOf(of_w, output, 2 * s, c), WordOf(of_w, output + 8, 2 * s, c),
+                               WordOf(of_w, output, 2 * s + 1, c),
+                               WordOf(of_w, output + 8, 2 * s + 1, c)};
+        MultiplyAdd16x8x32(products, w, WordOf(panel, row % kPanelRows, 2 * s, c),
+                           WordOf(panel, row % kPanelRows, 2 * s + 1, c));
+      }
+      // Those of eight rows, which lie in one panel.
+      AddGroup(products, scales,
+               reinterpret_cast<const float2*>(panel + kIntegerBytes)[row % kPanelRows / 8 * 4 + c],
+               sums[i]);
+    }
+  }
+  FinishTile(args, tile, first_row, sums);
+}
+
+cudaError_t MultiplyPlainly(const Int8Operands& operands, const Stream& stream) {
+  const Operands& args = operands.product;
+  const dim3 grid(static_cast<unsigned>(CeilDiv(CeilDiv(args.out, 16), kWarps)),
+                  static_cast<unsigned>(CeilDiv(args.m, kPlainRows)));
+  return LaunchBehind(Int8PlainKernel, grid, kThreads, 0, stream, operands);
+}
+
+bool IsInt8(const DeviceWeights& w) {
+  return w.way == DeviceWeights::Way::kInt8 && w.out >= 1 && w.in >= 1;
+}
+
+}  // namespace
+
+size_t Int8WeightBytes(int64_t out, int64_t in) {
+  return static_cast<size_t>(CeilDiv(out, kPanelRows) * GroupsOf(in)) * kRoundedPanelBytes;
+}
+
+cudaError_t PackInt8(const std::byte* source, int64_t first_row, int64_t rows,
+                     const DeviceWeights& packed, Stream stream) {
+  if (!IsInt8(packed) || packed.in % 32 != 0 || first_row < 0 || first_row + rows > packed.out) {
+    return cudaErrorInvalidValue;
+  }
+  if (rows <= 0) return cudaSuccess;
+  const int32_t groups = GroupsOf(packed.in);
+  const int64_t count = rows * groups;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(CeilDiv(count, kThreads), 8192));
+  return LaunchBehind(PackInt8Kernel, blocks, kThreads, 0, stream,
+                      reinterpret_cast<const uint8_t*>(source), packed.in / 32 * kBlockBytes,
+                      first_row, count, static_cast<int32_t>(packed.in), groups,
+                      static_cast<uint8_t*>(const_cast<void*>(packed.data)));
+}
+
+size_t RoundedBytes(int64_t m, int64_t in) {
+  return static_cast<size_t>(CeilDiv(m, kPanelRows) * GroupsOf(in)) * kRoundedPanelBytes;
+}
+
+cudaError_t RoundRows(const DeviceMatrix& x, void* rounded, Stream stream) {
+  return Round<false>(x, x.cols, rounded, stream);
+}
+
+cudaError_t SiluMulRounded(const DeviceMatrix& gate_up, void* rounded, Stream stream) {
+  if (gate_up.cols % 2 != 0) return cudaErrorInvalidValue;
+  return Round<true>(gate_up, gate_up.cols / 2, rounded, stream);
+}
+
+cudaError_t MatmulRounded(const MatmulArgs& args, const DeviceWeights& w, const void* rounded,
+                          Stream stream) {
+  if (!IsInt8(w) || args.m < 0 || args.m > int64_t{65535} * kPlainRows) {
+    return cudaErrorInvalidValue;
+  }
+  if (args.m == 0) return cudaSuccess;
+  Operands product = {};
+  product.x = static_cast<const uint4*>(rounded);
+  product.out = static_cast<int32_t>(w.out);
+  product.m = static_cast<int32_t>(args.m);
+  product.y = args.y;
+  product.y_stride = args.y_stride;
+  product.bias = args.bias;
+  product.accumulate = args.accumulate;
+  const Int8Operands operands = {product, static_cast<const uint8_t*>(w.data), GroupsOf(w.in)};
+  if (!args.portable && HasInt8GroupMatmul()) return MatmulInt8ByGroups(operands, stream);
+  return MultiplyPlainly(operands, stream);
+}
+
+}  // namespace winnow::kernels::cuda

@@ -1,0 +1,39 @@
+// Products of W8A8 (kernels/int8_matmul.h) on the device: way kInt8 of matmul.h, where both sides are integers of 8 bits.
+//
+//   W        type kI8x128, packed by PackInt8
+//   x        rows of float32 that are rounded to integers first, 128 with a scale: "rounded rows", below
+//
+// The sum of 128 products of integers is exact, so whichever kernel makes it, by whichever instruction, has the same one; what is
+// added up in float32 are those sums times two scales, 128 after 128 in ascending order, by one fused multiply-add each. So an
+// element of y does not depend on m, nor on the kernel.
+//
+// Hopper's kernel takes any number of rows (matmul_int8_wgmma.cu); other devices have one without its instructions (matmul_int8.cu).
+#ifndef WINNOW_KERNELS_CUDA_MATMUL_INT8_H_
+#define WINNOW_KERNELS_CUDA_MATMUL_INT8_H_
+
+#include "kernels/cuda/device_types.h"
+#include "kernels/cuda/layer_ops.h"
+#include "kernels/cuda/matmul.h"
+
+namespace winnow::kernels::cuda {
+
+size_t Int8WeightBytes(int64_t out, int64_t in);
+// Puts rows [first_row, first_row + rows) in place, from rows of kI8x128 one behind the other, at any address. A group past the
+// last value is filled up with zeros. REQUIRES: `packed` was zeroed once.
+[[nodiscard]] cudaError_t PackInt8(const std::byte* source, int64_t first_row, int64_t rows,
+                                   const DeviceWeights& packed, Stream stream);
+
+// Rounded rows: panels [ceil(m / 64)][groups] of 64 rows' integers and scales (rounded_rows.cuh). RmsNormRounded (layer_ops.h) makes
+// them, too.
+size_t RoundedBytes(int64_t m, int64_t in);
+[[nodiscard]] cudaError_t RoundRows(const DeviceMatrix& x, void* rounded, Stream stream);
+// The rows of SiluMul (layer_ops.h), rounded. gate_up [m][2 * in].
+[[nodiscard]] cudaError_t SiluMulRounded(const DeviceMatrix& gate_up, void* rounded, Stream stream);
+
+// y = x Wᵀ (+ bias) (+ y); args.x is not read. REQUIRES: w of kInt8.
+[[nodiscard]] cudaError_t MatmulRounded(const MatmulArgs& args, const DeviceWeights& w,
+                                        const void* rounded, Stream stream);
+
+}  // namespace winnow::kernels::cuda
+
+#endif  // WINNOW_KERNELS_CUDA_MATMUL_INT8_H_

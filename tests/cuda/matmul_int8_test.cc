@@ -1,0 +1,206 @@
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/layer_ops.h"
+#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/matmul_int8.h"
+#include "kernels/int8_matmul.h"
+#include "kernels/quantized.h"
+#include "tests/cuda/backend_testing.h"
+#include "tests/unit/kernels/random_blocks.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+class CudaMatmulInt8Test : public CudaBackendFixture {
+ protected:
+  BlockMatrix Weights(int64_t out, int64_t in) {
+    return BlockMatrix(random_, out, in, WeightType::kI8x128);
+  }
+  // Products as the backend computes them, of rows [first, first + rows) of x.
+  Matrix Run(Matrix& x, const Matrix& y, const PackedMatrix& w, const std::vector<float>& bias,
+             bool accumulate, int64_t first, int64_t rows) {
+    Matrix result = y;
+    auto on_device = Put(result);
+    auto of_x = Put(x);
+    const DeviceArray<float> of_bias(bias);
+    backend_->Matmul(of_x.tensor.RowRange(first, rows), w, on_device.tensor.RowRange(first, rows),
+                     {bias.empty() ? nullptr : of_bias.data(), accumulate});
+    on_device.Fetch();
+    return result;
+  }
+  std::vector<float> SomeBias(int64_t out) {
+    std::vector<float> bias;
+    if (random_.Int(0, 1) == 1) {
+      for (int64_t i = 0; i < out; ++i) bias.push_back(random_.Normal());
+    }
+    return bias;
+  }
+};
+
+// The promise of matmul_int8.h, for every kernel: the reference's bits.
+TEST_F(CudaMatmulInt8Test, ProductsHaveTheReferencesBits) {
+  SCOPED_TRACE(Seed());
+  std::vector<int64_t> rows = {1,  2,  7,  8,  9,  15,  16,  17,  24,  31,  32,
+                               33, 48, 63, 64, 65, 100, 127, 128, 129, 176, 177};
+  rows.push_back(random_.Int(34, 127));
+  rows.push_back(random_.Int(178, 700));
+  for (const int64_t m : rows) {
+    for (int round = 0; round < 3; ++round) {
+      // Whole groups and others; fewer than a ring holds, and more.
+      const int64_t ins[] = {32 * random_.Int(1, 12), 32 * random_.Int(1, 90),
+                             128 * random_.Int(1, 40)};
+      const int64_t in = ins[round], out = random_.Int(1, 400);
+      SCOPED_TRACE(testing::Message() << "m " << m << ", in " << in << ", out " << out);
+      const BlockMatrix w = Weights(out, in);
+      // Rows that differ in size, zeros, and what is rounded to zero.
+      Matrix x = Matrix::Normal(random_, m, in, 1.0f, random_.Int(0, 1) == 0 ? 3 : 4);
+      const int64_t odd = random_.Int(0, m - 1);
+      for (int64_t i = 0; i < in; ++i) x.row(odd)[i] *= i < 32 ? 0.0f : 1e-37f;
+      const Matrix y = Matrix::Normal(random_, m, out);
+      const std::vector<float> bias = SomeBias(out);
+      const bool accumulate = random_.Int(0, 1) == 1;
+      const auto packed = backend_->PackStored({{w.stored()}}, DType::kBF16);
+      ASSERT_NE(packed, nullptr);
+      EXPECT_EQ(packed->size_bytes(), Int8WeightBytes(out, in));
+      Matrix expected = y;
+      Int8MatmulRef(x.tensor(), w.stored(), expected.tensor(),
+                    {bias.empty() ? nullptr : bias.data(), accumulate});
+      const Matrix actual = Run(x, y, *packed, bias, accumulate, 0, m);
+      EXPECT_TRUE(actual.GuardsIntact());
+      ASSERT_TRUE(SameBits(actual, expected));
+    }
+  }
+}
+
+// Enough outputs for every block of the device to take several tiles, and rows of many groups; against the kernel of any device.
+TEST_F(CudaMatmulInt8Test, ManyTilesHaveTheBitsOfAnyDevicesKernel) {
+  SCOPED_TRACE(Seed());
+  for (const int64_t in : {int64_t{2048}, int64_t{14336}}) {
+    const int64_t out = in == 2048 ? random_.Int(39000, 40000) : random_.Int(600, 4200);
+    const BlockMatrix matrix = Weights(out, in);
+    std::vector<std::byte> bytes;
+    for (const std::byte* row : matrix.stored().rows) {
+      bytes.insert(bytes.end(), row, row + WeightRowBytes(WeightType::kI8x128, in));
+    }
+    DeviceArray<std::byte> packed(Int8WeightBytes(out, in));
+    packed.Zero();
+    DeviceWeights w;
+    w.data = packed.data();
+    w.out = out;
+    w.in = in;
+    w.way = DeviceWeights::Way::kInt8;
+    w.type = WeightType::kI8x128;
+    const DeviceArray<std::byte> source(bytes);
+    WINNOW_CUDA_OK(PackInt8(source.data(), 0, out, w, nullptr));
+    for (const int64_t m : {int64_t{1}, int64_t{8}, int64_t{13}, int64_t{32}, int64_t{64},
+                            int64_t{128}, int64_t{352}, random_.Int(129, 600)}) {
+      SCOPED_TRACE(testing::Message() << "m " << m << ", in " << in << ", out " << out);
+      Matrix x = Matrix::Normal(random_, m, in);
+      const auto on_device = Upload(x);
+      DeviceArray<std::byte> rounded(RoundedBytes(m, in));
+      WINNOW_CUDA_OK(
+          RoundRows({on_device.data(), m, in, x.tensor().stride}, rounded.data(), nullptr));
+      const DeviceArray<float> fast(m * out), plain(m * out);
+      MatmulArgs args;
+      args.m = m;
+      args.y_stride = out;
+      args.y = fast.data();
+      WINNOW_CUDA_OK(MatmulRounded(args, w, rounded.data(), nullptr));
+      args.y = plain.data();
+      args.portable = true;
+      WINNOW_CUDA_OK(MatmulRounded(args, w, rounded.data(), nullptr));
+      const std::vector<float> left = fast.Get(), right = plain.Get();
+      for (size_t i = 0; i < left.size(); ++i) {
+        ASSERT_EQ(std::bit_cast<uint32_t>(left[i]), std::bit_cast<uint32_t>(right[i]))
+            << "row " << i / out << ", output " << i % out << ": " << left[i] << ", " << right[i];
+      }
+    }
+  }
+}
+
+// The promise of backend.h: a row's bits do not depend on how many rows are in the call.
+TEST_F(CudaMatmulInt8Test, ARowHasTheSameBitsAmongAnyNumberOfRows) {
+  SCOPED_TRACE(Seed());
+  const int64_t in = 32 * random_.Int(1, 60), out = random_.Int(100, 700);
+  const BlockMatrix w = Weights(out, in);
+  const auto packed = backend_->PackStored({{w.stored()}}, DType::kBF16);
+  constexpr int64_t kRows = 400;
+  Matrix x = Matrix::Normal(random_, kRows, in);
+  const Matrix y(kRows, out);
+  const Matrix all = Run(x, y, *packed, {}, false, 0, kRows);
+  for (const int64_t m : {1, 3, 8, 11, 20, 32, 40, 64, 90, 128, 150, 300}) {
+    const int64_t first = random_.Int(0, kRows - m);
+    const Matrix some = Run(x, y, *packed, {}, false, first, m);
+    for (int64_t i = 0; i < m; ++i) {
+      ASSERT_TRUE(SameBits(some, first + i, all, first + i)) << "m " << m << ", row " << i;
+    }
+  }
+}
+
+TEST_F(CudaMatmulInt8Test, NotANumberStaysInItsRow) {
+  SCOPED_TRACE(Seed());
+  const int64_t in = 32 * random_.Int(8, 30), out = random_.Int(20, 200);
+  const BlockMatrix w = Weights(out, in);
+  const auto packed = backend_->PackStored({{w.stored()}}, DType::kBF16);
+  for (const int64_t m : {3, 20, 60, 130}) {
+    Matrix x = Matrix::Normal(random_, m, in);
+    const Matrix y(m, out);
+    const Matrix before = Run(x, y, *packed, {}, false, 0, m);
+    const int64_t odd = random_.Int(0, m - 1);
+    x.row(odd)[random_.Int(0, in - 1)] = random_.Int(0, 1) == 0 ? NAN : -INFINITY;
+    const Matrix after = Run(x, y, *packed, {}, false, 0, m);
+    for (int64_t i = 0; i < m; ++i) {
+      if (i != odd) {
+        ASSERT_TRUE(SameBits(after, i, before, i));
+        continue;
+      }
+      for (int64_t o = 0; o < out; ++o) ASSERT_TRUE(std::isnan(after.row(i)[o]));
+    }
+  }
+}
+
+// Normed rows are rounded as rows that were normed before.
+TEST_F(CudaMatmulInt8Test, NormedRowsAreRoundedAsRows) {
+  SCOPED_TRACE(Seed());
+  for (const int64_t m : {1, 20, 33, 200}) {
+    for (const int64_t in : {32 * random_.Int(1, 40), int64_t{128} * 40, int64_t{9216 + 32}}) {
+      SCOPED_TRACE(testing::Message() << "m " << m << ", in " << in);
+      Matrix x = Matrix::Normal(random_, m, in), weight = Matrix::Normal(random_, 1, in);
+      const auto on_device = Upload(x), of_weight = Upload(weight);
+      const DeviceArray<float> rows(m * in);
+      DeviceArray<std::byte> expected(RoundedBytes(m, in)), actual(RoundedBytes(m, in));
+      expected.Zero();
+      actual.Zero();
+      const DeviceMatrix from = {on_device.data(), m, in, x.tensor().stride};
+      WINNOW_CUDA_OK(RmsNorm(from, of_weight.data(), 1e-5f, {rows.data(), m, in, in}, nullptr));
+      WINNOW_CUDA_OK(RoundRows({rows.data(), m, in, in}, expected.data(), nullptr));
+      WINNOW_CUDA_OK(RmsNormRounded(from, of_weight.data(), 1e-5f, actual.data(), nullptr));
+      ASSERT_TRUE(actual.Get() == expected.Get());
+    }
+  }
+}
+
+// Gates and ups are rounded as the row that SiluMul makes of them.
+TEST_F(CudaMatmulInt8Test, GatedRowsAreRoundedAsRows) {
+  SCOPED_TRACE(Seed());
+  for (const int64_t m : {1, 20, 33, 200}) {
+    const int64_t in = 32 * random_.Int(1, 40);
+    Matrix gate_up = Matrix::Normal(random_, m, 2 * in);
+    const auto on_device = Upload(gate_up);
+    const DeviceArray<float> rows(m * in);
+    DeviceArray<std::byte> expected(RoundedBytes(m, in)), actual(RoundedBytes(m, in));
+    expected.Zero();
+    actual.Zero();
+    const DeviceMatrix from = {on_device.data(), m, 2 * in, gate_up.tensor().stride};
+    WINNOW_CUDA_OK(SiluMul(from, {rows.data(), m, in, in}, nullptr));
+    WINNOW_CUDA_OK(RoundRows({rows.data(), m, in, in}, expected.data(), nullptr));
+    WINNOW_CUDA_OK(SiluMulRounded(from, actual.data(), nullptr));
+    ASSERT_TRUE(actual.Get() == expected.Get());
+  }
+}
+
+}  // namespace
+}  // namespace winnow::kernels::cuda
