@@ -2,8 +2,10 @@
 #ifndef WINNOW_TESTS_CUDA_BACKEND_TESTING_H_
 #define WINNOW_TESTS_CUDA_BACKEND_TESTING_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/cuda/cuda_testing.h"
@@ -46,6 +48,19 @@ class CudaBackendFixture : public CudaTest {
     Tensor tensor;
   };
   OnDevice Put(Matrix& matrix) { return OnDevice(matrix, *backend_); }
+
+  // Rows [first, first + rows) of x times W, as the backend computes them, in y's place.
+  Matrix Product(Matrix& x, const Matrix& y, const PackedMatrix& w, const std::vector<float>& bias,
+                 bool accumulate, int64_t first, int64_t rows) {
+    Matrix result = y;
+    auto on_device = Put(result);
+    auto of_x = Put(x);
+    const DeviceArray<float> of_bias(bias);
+    backend_->Matmul(of_x.tensor.RowRange(first, rows), w, on_device.tensor.RowRange(first, rows),
+                     {bias.empty() ? nullptr : of_bias.data(), accumulate});
+    on_device.Fetch();
+    return result;
+  }
 
   // A selection in shared memory, of guards.
   class SharedSelection {

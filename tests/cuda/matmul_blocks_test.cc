@@ -43,18 +43,6 @@ DeviceWeights PackOnDevice(const StoredMatrix& w, DeviceArray<std::byte>& packed
 
 class CudaMatmulBlocksTest : public CudaBackendFixture {
  protected:
-  // One product as the backend computes it: rows [first, first + rows) of x.
-  Matrix Run(Matrix& x, const Matrix& y, const PackedMatrix& w, const std::vector<float>& bias,
-             bool accumulate, int64_t first, int64_t rows) {
-    Matrix result = y;
-    auto on_device = Put(result);
-    auto of_x = Put(x);
-    const DeviceArray<float> of_bias(bias);
-    backend_->Matmul(of_x.tensor.RowRange(first, rows), w, on_device.tensor.RowRange(first, rows),
-                     {bias.empty() ? nullptr : of_bias.data(), accumulate});
-    on_device.Fetch();
-    return result;
-  }
   // Gates from which on no tile of them and their ups is split, on this device.
   int64_t LeastWholeWidth() {
     int multiprocessors = 0;
@@ -142,9 +130,9 @@ TEST_F(CudaMatmulBlocksTest, ProductsHaveTheBitsOfTheWidenedMatrix) {
       EXPECT_EQ(stored->out_features(), out_a + out_b);
       EXPECT_EQ(stored->in_features(), in);
       EXPECT_EQ(stored->size_bytes(), BlockBytes(type, out_a + out_b, in));
-      const Matrix actual = Run(x, y, *stored, bias, accumulate, 0, m);
+      const Matrix actual = Product(x, y, *stored, bias, accumulate, 0, m);
       EXPECT_TRUE(actual.GuardsIntact());
-      ASSERT_TRUE(SameBits(actual, Run(x, y, *plain, bias, accumulate, 0, m)));
+      ASSERT_TRUE(SameBits(actual, Product(x, y, *plain, bias, accumulate, 0, m)));
     }
   }
 }
@@ -167,8 +155,8 @@ TEST_F(CudaMatmulBlocksTest, ManyTilesAndLongRowsHaveTheSameBits) {
       const Matrix y(kRows, out);
       for (const int64_t m : {1, 2, 5, 8, 20, 32, 33, 64, 70, 128, 140, 176, 177, 352, 425}) {
         const int64_t first = random_.Int(0, kRows - m);
-        const Matrix actual = Run(x, y, *stored, {}, false, first, m);
-        ASSERT_TRUE(SameBits(actual, Run(x, y, *plain, {}, false, first, m))) << "m " << m;
+        const Matrix actual = Product(x, y, *stored, {}, false, first, m);
+        ASSERT_TRUE(SameBits(actual, Product(x, y, *plain, {}, false, first, m))) << "m " << m;
       }
     }
   }
@@ -185,10 +173,10 @@ TEST_F(CudaMatmulBlocksTest, ARowHasTheSameBitsAmongAnyNumberOfRows) {
     ASSERT_NE(packed, nullptr);
     Matrix x = Matrix::Normal(random_, m, in, 1.0f, AnyPadding());
     const Matrix y = Matrix::Normal(random_, m, out);
-    const Matrix whole = Run(x, y, *packed, {}, true, 0, m);
+    const Matrix whole = Product(x, y, *packed, {}, true, 0, m);
     for (const int64_t rows : {1, 2, 3, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 200, 353}) {
       const int64_t first = random_.Int(0, m - rows);
-      const Matrix part = Run(x, y, *packed, {}, true, first, rows);
+      const Matrix part = Product(x, y, *packed, {}, true, first, rows);
       for (int64_t i = first; i < first + rows; ++i) {
         ASSERT_TRUE(SameBits(part, i, whole, i)) << "of " << rows << " rows";
       }
@@ -217,9 +205,9 @@ TEST_F(CudaMatmulBlocksTest, PartsOfDifferentTypesAreEachTheirOwn) {
     const Matrix y = Matrix::Normal(random_, m, out);
     std::vector<float> bias;
     for (int64_t i = 0; i < out; ++i) bias.push_back(random_.Normal());
-    const Matrix actual = Run(x, y, *stored, bias, true, 0, m);
+    const Matrix actual = Product(x, y, *stored, bias, true, 0, m);
     EXPECT_TRUE(actual.GuardsIntact());
-    ASSERT_TRUE(SameBits(actual, Run(x, y, *plain, bias, true, 0, m))) << "m " << m;
+    ASSERT_TRUE(SameBits(actual, Product(x, y, *plain, bias, true, 0, m))) << "m " << m;
   }
 }
 

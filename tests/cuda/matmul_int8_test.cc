@@ -19,18 +19,6 @@ class CudaMatmulInt8Test : public CudaBackendFixture {
   BlockMatrix Weights(int64_t out, int64_t in) {
     return BlockMatrix(random_, out, in, WeightType::kI8x128);
   }
-  // Products as the backend computes them, of rows [first, first + rows) of x.
-  Matrix Run(Matrix& x, const Matrix& y, const PackedMatrix& w, const std::vector<float>& bias,
-             bool accumulate, int64_t first, int64_t rows) {
-    Matrix result = y;
-    auto on_device = Put(result);
-    auto of_x = Put(x);
-    const DeviceArray<float> of_bias(bias);
-    backend_->Matmul(of_x.tensor.RowRange(first, rows), w, on_device.tensor.RowRange(first, rows),
-                     {bias.empty() ? nullptr : of_bias.data(), accumulate});
-    on_device.Fetch();
-    return result;
-  }
   std::vector<float> SomeBias(int64_t out) {
     std::vector<float> bias;
     if (random_.Int(0, 1) == 1) {
@@ -68,7 +56,7 @@ TEST_F(CudaMatmulInt8Test, ProductsHaveTheReferencesBits) {
       Matrix expected = y;
       Int8MatmulRef(x.tensor(), w.stored(), expected.tensor(),
                     {bias.empty() ? nullptr : bias.data(), accumulate});
-      const Matrix actual = Run(x, y, *packed, bias, accumulate, 0, m);
+      const Matrix actual = Product(x, y, *packed, bias, accumulate, 0, m);
       EXPECT_TRUE(actual.GuardsIntact());
       ASSERT_TRUE(SameBits(actual, expected));
     }
@@ -130,10 +118,10 @@ TEST_F(CudaMatmulInt8Test, ARowHasTheSameBitsAmongAnyNumberOfRows) {
   constexpr int64_t kRows = 400;
   Matrix x = Matrix::Normal(random_, kRows, in);
   const Matrix y(kRows, out);
-  const Matrix all = Run(x, y, *packed, {}, false, 0, kRows);
+  const Matrix all = Product(x, y, *packed, {}, false, 0, kRows);
   for (const int64_t m : {1, 3, 8, 11, 20, 32, 40, 64, 90, 128, 150, 300}) {
     const int64_t first = random_.Int(0, kRows - m);
-    const Matrix some = Run(x, y, *packed, {}, false, first, m);
+    const Matrix some = Product(x, y, *packed, {}, false, first, m);
     for (int64_t i = 0; i < m; ++i) {
       ASSERT_TRUE(SameBits(some, first + i, all, first + i)) << "m " << m << ", row " << i;
     }
@@ -148,10 +136,10 @@ TEST_F(CudaMatmulInt8Test, NotANumberStaysInItsRow) {
   for (const int64_t m : {3, 20, 60, 130}) {
     Matrix x = Matrix::Normal(random_, m, in);
     const Matrix y(m, out);
-    const Matrix before = Run(x, y, *packed, {}, false, 0, m);
+    const Matrix before = Product(x, y, *packed, {}, false, 0, m);
     const int64_t odd = random_.Int(0, m - 1);
     x.row(odd)[random_.Int(0, in - 1)] = random_.Int(0, 1) == 0 ? NAN : -INFINITY;
-    const Matrix after = Run(x, y, *packed, {}, false, 0, m);
+    const Matrix after = Product(x, y, *packed, {}, false, 0, m);
     for (int64_t i = 0; i < m; ++i) {
       if (i != odd) {
         ASSERT_TRUE(SameBits(after, i, before, i));
