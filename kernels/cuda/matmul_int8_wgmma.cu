@@ -55,6 +55,7 @@ struct Shape {
   static constexpr uint32_t kStageBytes = (kScalesAt + kPanels * kXScaleBytes + 1023) / 1024 * 1024;
   static constexpr uint32_t kCopiedBytes =
       kMultipliers * kRoundedPanelBytes + kPanels * (kXBytes + kXScaleBytes);
+  static_assert(kCopiedBytes % 16 == 0 && kRowTiles * kWarps % 4 == 0);
   static constexpr int kStages = std::min<int>(24, (kGroupsSharedBytes - 1024) / kStageBytes);
   static constexpr size_t kSharedBytes = kStages * kStageBytes + 1024;
 };
