@@ -15,7 +15,7 @@
 //   the warpgroups of a prompt taking turns                 -    -    630              -    -    300
 //   four sums of a group side by side, added at the end     32   40   -                30   37   -
 //   scales of W read by threads, from where they lie        44   57   639              35   44   307
-//   W from registers, 176 rows of a prompt, a copy of 2 KiB for each warp   -   39   681   -   46   333
+//   W from registers, 176 rows of a prompt, a copy of 2 KiB for each warp   -   40   681   -   48   333
 //   the same, taking turns                                  -    -    746              -    -    358
 //   few rows by m16n8k32, a warp for 16 outputs, x asked of L1 a group ahead   29   -   -   33   -   -
 //   the same, x by the copy engine, too                     42   -    -                28   -    -
@@ -55,7 +55,7 @@ struct Shape {
   static constexpr uint32_t kStageBytes = (kScalesAt + kPanels * kXScaleBytes + 1023) / 1024 * 1024;
   static constexpr uint32_t kCopiedBytes =
       kMultipliers * kRoundedPanelBytes + kPanels * (kXBytes + kXScaleBytes);
-  static_assert(kCopiedBytes % 16 == 0 && kRowTiles * kWarps % 4 == 0);
+  static_assert(kCopiedBytes % 16 == 0 && kWarps % 4 == 0 && kRowTiles * 8 == kRows);
   static constexpr int kStages = std::min<int>(24, (kGroupsSharedBytes - 1024) / kStageBytes);
   static constexpr size_t kSharedBytes = kStages * kStageBytes + 1024;
 };
