@@ -9,14 +9,20 @@
 
 namespace winnow::engine {
 
-// Such a matrix, which becomes rows of blocks while a model loads. A view into the file; any thread may read it.
+// Such a matrix, which becomes rows of blocks, or of plain values, while a model loads. A view into the file; any thread may read it.
 class BlockSource {
  public:
   virtual ~BlockSource() = default;
-  // Type of the blocks.
+  // Type of the blocks, and of what the file holds.
   virtual kernels::WeightType block_type() const = 0;
-  // Row `row`: out [WeightRowBytes(block_type(), columns)].
+  // Row `row` as values: out [columns]. Those of its blocks, where it has blocks.
+  virtual void WriteValues(int64_t row, float* out) const = 0;
+  // Whether neighbours share a scale, as they do in blocks; else it has values alone.
+  virtual bool has_blocks() const { return true; }
+  // Row `row`: out [WeightRowBytes(block_type(), columns)]. REQUIRES: has_blocks.
   virtual void WriteBlocks(int64_t row, std::byte* out) const = 0;
+  // Whether these rows, of Q8_0, are rows of I8x128 as they are (kernels/quantized.h): each 128 values have one scale.
+  virtual bool is_i8x128() const { return false; }
 };
 
 }  // namespace winnow::engine

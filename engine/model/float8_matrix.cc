@@ -1,5 +1,6 @@
 #include "engine/model/float8_matrix.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -81,6 +82,16 @@ WeightType Float8Matrix::block_type() const {
   return scale_cols_ == cols_ || scale_cols_ % kernels::BlockSizeOf(largest).values == 0
              ? largest
              : WeightType::kF8x32;
+}
+
+void Float8Matrix::WriteValues(int64_t row, float* out) const {
+  for (int64_t first = 0; first < cols_; first += scale_cols_) {
+    const float scale = Scale(row, first);
+    for (int64_t col = first; col < std::min(first + scale_cols_, cols_); ++col) {
+      const auto bits = static_cast<uint8_t>(values_[row * cols_ + col]);
+      out[col] = scale * kernels::ToFloat(kernels::F8E4M3{bits});
+    }
+  }
 }
 
 void Float8Matrix::WriteBlocks(int64_t row, std::byte* out) const {

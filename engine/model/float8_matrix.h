@@ -33,6 +33,7 @@ class Float8Matrix final : public BlockSource {
                                                             int64_t cols, const TakeTensor& take);
 
   kernels::WeightType block_type() const override;
+  void WriteValues(int64_t row, float* out) const override;
   void WriteBlocks(int64_t row, std::byte* out) const override;
 
  private:

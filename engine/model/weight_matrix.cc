@@ -63,9 +63,7 @@ const std::byte* WeightMatrix::RowInFile(int64_t row) const {
 
 void WeightMatrix::WidenRow(int64_t row, float* out) const {
   if (source == nullptr) return kernels::DequantizeRow(type, RowInFile(row), cols, out);
-  std::vector<std::byte> blocks(static_cast<size_t>(kernels::WeightRowBytes(type, cols)));
-  source->WriteBlocks(row, blocks.data());
-  kernels::DequantizeRow(type, blocks.data(), cols, out);
+  source->WriteValues(row, out);
 }
 
 absl::StatusOr<HostMatrix> HostMatrixOf(const WeightMatrix& from, DType dtype,

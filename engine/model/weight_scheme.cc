@@ -11,7 +11,7 @@ namespace winnow::engine {
 namespace {
 
 using Json = nlohmann::json;
-using Layout = Int4Scheme::Layout;
+using Layout = IntegerScheme::Layout;
 
 constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
 constexpr int64_t kBlockValues = 32;  // the smallest blocks of kernels/quantized.h
@@ -66,8 +66,15 @@ class SchemeReader {
   void RefuseUnlessNothing(const Json& json, std::string_view name) {
     if (!IsNothing(json, name)) Lack(name, "is not supported; it must be absent or null");
   }
-  void RequireBits(int64_t bits, int64_t wanted, std::string_view name) {
-    if (bits != wanted) Lack(name, Concat(bits, " is not supported; winnow has ", wanted));
+  // One of `known`.
+  int32_t Bits(int64_t bits, std::initializer_list<int32_t> known, std::string_view name) {
+    std::string list;
+    for (const int32_t wanted : known) {
+      if (bits == wanted) return wanted;
+      list += Concat(list.empty() ? "" : " and ", wanted);
+    }
+    Lack(name, Concat(bits, " is not supported; winnow has ", list));
+    return 4;
   }
   // A word of `known`; an absent one counts as the first.
   void RequireWord(std::string_view name, std::initializer_list<std::string_view> known) {
@@ -85,21 +92,22 @@ class SchemeReader {
     return group;
   }
 
-  Int4Scheme ReadGptq() {
-    Int4Scheme scheme{.layout = Layout::kGptq};
-    RequireBits(Whole(json_, "bits"), 4, "bits");
+  IntegerScheme ReadGptq() {
+    IntegerScheme scheme{.layout = Layout::kGptq};
+    scheme.bits = Bits(Whole(json_, "bits"), {4, 8}, "bits");
     RequireWord("checkpoint_format", {"gptq", "gptq_v2"});
     scheme.zero_less = Text(json_, "checkpoint_format") == "gptq_v2" ? 0 : 1;
     for (const std::string_view name : {"dynamic", "is_marlin_format"}) {
       RefuseUnlessNothing(json_, name);
     }
-    scheme.group = Group(Whole(json_, "group_size"));
+    const int64_t group = Whole(json_, "group_size");
+    scheme.group = group == -1 ? 0 : Group(group);
     return scheme;
   }
 
-  Int4Scheme ReadAwq() {
-    Int4Scheme scheme{.layout = Layout::kAwq};
-    RequireBits(Whole(json_, "bits"), 4, "bits");
+  IntegerScheme ReadAwq() {
+    IntegerScheme scheme{.layout = Layout::kAwq};
+    scheme.bits = Bits(Whole(json_, "bits"), {4}, "bits");
     const std::string version = Text(json_, "version");
     if (version != "gemm" && version != "GEMM") {
       Lack("version", Concat(ShortDump(version), " is not supported; winnow has gemm"));
@@ -120,13 +128,18 @@ class SchemeReader {
 
   WeightScheme ReadCompressedTensors() {
     const std::string format = Text(json_, "format");
-    const bool packed = format == "pack-quantized";
-    if (!packed && format != "float-quantized" && format != "naive-quantized") {
+    const bool packed = format == "pack-quantized", naive = format == "naive-quantized";
+    if (!packed && !naive && format != "int-quantized" && format != "float-quantized") {
       Lack("format", Concat(ShortDump(format),
-                            " is not supported; winnow has pack-quantized and float-quantized"));
+                            " is not supported; winnow has int-quantized, pack-quantized and "
+                            "float-quantized"));
     }
-    for (const std::string_view name : {"kv_cache_scheme", "sparsity_config", "transform_config"}) {
+    for (const std::string_view name : {"kv_cache_scheme", "transform_config"}) {
       RefuseUnlessNothing(json_, name);
+    }
+    if (!IsNothing(json_, "sparsity_config") &&
+        Text(json_.at("sparsity_config"), "format") != "dense") {
+      Lack("sparsity_config", "is not supported unless its format is dense");
     }
     const auto groups = json_.find("config_groups");
     if (groups == json_.end() || !groups->is_object() || groups->size() != 1) {
@@ -142,27 +155,42 @@ class SchemeReader {
       Lack("config_groups.format", "is another than format");
     }
     RefuseUnlessNothing(group, "output_activations");
-    if (packed) return ReadPacked(group);
-    return ReadFloatQuantized(group);
-  }
-
-  Int4Scheme ReadPacked(const Json& group) {
-    RefuseUnlessNothing(group, "input_activations");
+    RequireActivations(group);
     const Json& weights = group.at("weights");
-    RequireBits(Whole(weights, "num_bits"), 4, "config_groups.weights.num_bits");
-    RequireOfWeights(weights, "type", {"int"});
-    RequireOfWeights(weights, "strategy", {"group"});
-    return {.layout = Layout::kPacked, .group = Group(Whole(weights, "group_size"))};
-  }
-
-  Float8Scheme ReadFloatQuantized(const Json& group) {
-    if (const auto inputs = group.find("input_activations");
-        inputs != group.end() && inputs->is_object() &&
-        (Text(*inputs, "type") != "float" || Whole(*inputs, "num_bits") != 8)) {
-      Lack("input_activations", "is not supported unless it is of 8-bit floats, or null");
+    if (packed) return ReadIntegers(weights, Layout::kPacked);
+    if (format == "int-quantized" || (naive && Text(weights, "type") == "int")) {
+      return ReadIntegers(weights, Layout::kPlain);
     }
-    const Json& weights = group.at("weights");
-    RequireBits(Whole(weights, "num_bits"), 8, "config_groups.weights.num_bits");
+    return ReadFloatQuantized(weights);
+  }
+
+  // Activations of 8 bits, or plain ones: loading does not round them (docs/models.md).
+  void RequireActivations(const Json& group) {
+    if (IsNothing(group, "input_activations")) return;
+    const Json& inputs = group.at("input_activations");
+    const std::string type = Text(inputs, "type");
+    if (Whole(inputs, "num_bits") == 8 && (type == "int" || type == "float")) return;
+    Lack("input_activations", "is not supported unless it is of 8-bit integers or floats, or null");
+  }
+
+  IntegerScheme ReadIntegers(const Json& weights, Layout layout) {
+    const bool packed = layout == Layout::kPacked;
+    IntegerScheme scheme{.layout = layout, .group = 0};
+    const std::string_view bits = "config_groups.weights.num_bits";
+    scheme.bits = packed ? Bits(Whole(weights, "num_bits"), {4, 8}, bits)
+                         : Bits(Whole(weights, "num_bits"), {8}, bits);
+    RequireOfWeights(weights, "type", {"int"});
+    if (packed) {
+      RequireOfWeights(weights, "strategy", {"group", "channel"});
+    } else {
+      RequireOfWeights(weights, "strategy", {"tensor", "channel", "group"});
+    }
+    if (Text(weights, "strategy") == "group") scheme.group = Group(Whole(weights, "group_size"));
+    return scheme;
+  }
+
+  Float8Scheme ReadFloatQuantized(const Json& weights) {
+    Bits(Whole(weights, "num_bits"), {8}, "config_groups.weights.num_bits");
     RequireOfWeights(weights, "type", {"float"});
     RequireOfWeights(weights, "strategy", {"tensor", "channel", "block"});
     if (Text(weights, "strategy") != "block") return {};

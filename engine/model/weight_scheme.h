@@ -11,14 +11,17 @@
 
 namespace winnow::engine {
 
-// 4-bit integers in groups (grouped_int4.h). Plain data.
-struct Int4Scheme {
-  enum class Layout { kPacked, kGptq, kAwq };
+// 4-bit or 8-bit integers in groups (grouped_integers.h). Plain data.
+struct IntegerScheme {
+  enum class Layout { kPlain, kPacked, kGptq, kAwq };
   Layout layout = Layout::kPacked;
-  int64_t group = 128;  // values of one scale; a multiple of 32
+  int32_t bits = 4;
+  // Values of one scale, a multiple of 32; 0: all of an output, of kPlain also all of a matrix.
+  int64_t group = 128;
   // Difference between the real zero points and the file's: 1 in GPTQ's first format.
   int32_t zero_less = 0;
-  bool operator==(const Int4Scheme&) const = default;
+  int64_t in_word() const { return 32 / bits; }
+  bool operator==(const IntegerScheme&) const = default;
 };
 
 // 8-bit floats (float8_matrix.h). Plain data.
@@ -29,10 +32,10 @@ struct Float8Scheme {
   bool operator==(const Float8Scheme&) const = default;
 };
 
-using WeightScheme = std::variant<Int4Scheme, Float8Scheme>;
+using WeightScheme = std::variant<IntegerScheme, Float8Scheme>;
 
 // The scheme of config.json's object `key`, absent if there is none. Unimplemented, through `keys`, names the key that asks
-// for a lacking feature. Read are compressed-tensors (pack-quantized, float-quantized), gptq, awq and fp8.
+// for a lacking feature. Read are compressed-tensors (int-quantized, pack-quantized, float-quantized), gptq, awq and fp8.
 std::optional<WeightScheme> ReadWeightScheme(JsonKeys& keys, std::string_view key);
 
 }  // namespace winnow::engine

@@ -55,6 +55,7 @@ int64_t VectorBytes(const Weights& weights) {
   return sum * static_cast<int64_t>(sizeof(float));
 }
 
+// What a matrix of plain values is rounded to, and one of integers with the same values is taken as.
 WeightType RoundedType(WeightStorage storage, int64_t cols, bool is_output) {
   if (storage == WeightStorage::kFloat8) return kernels::Float8TypeFor(cols);
   if (storage == WeightStorage::kInt4 && !is_output) return WeightType::kL4x32;
@@ -65,6 +66,11 @@ WeightType RoundedType(WeightStorage storage, int64_t cols, bool is_output) {
 bool Rounds(WeightStorage storage) {
   return storage == WeightStorage::kInt8 || storage == WeightStorage::kInt4 ||
          storage == WeightStorage::kFloat8 || storage == WeightStorage::kW8A8;
+}
+
+// Whether the file's own integers are of that form.
+bool HasIntegersFor(WeightStorage storage, const WeightMatrix& matrix) {
+  return storage == WeightStorage::kW8A8 && matrix.source != nullptr && matrix.source->is_i8x128();
 }
 
 }  // namespace
@@ -105,10 +111,17 @@ absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights) {
   if (storage == WeightStorage::kWide) return absl::OkStatus();
   const WeightMatrix* quantized = nullptr;
   const WeightMatrix* odd = nullptr;
+  bool scattered = false;
   ForEachMatrix(weights, [&](const WeightMatrix& matrix, bool) {
-    if (IsQuantized(matrix)) quantized = &matrix;
+    if (IsQuantized(matrix) && !HasIntegersFor(storage, matrix)) quantized = &matrix;
     if (matrix.cols % 32 != 0) odd = &matrix;
+    if (matrix.source != nullptr && !matrix.source->has_blocks()) scattered = true;
   });
+  if (storage == WeightStorage::kStored && scattered) {
+    return absl::InvalidArgumentError(
+        "weights is stored: groups of this model's file are out of order (act-order), and have no "
+        "blocks: say wide");
+  }
   if (storage == WeightStorage::kStored) {
     if (quantized != nullptr) return absl::OkStatus();
     return absl::InvalidArgumentError(
@@ -116,9 +129,10 @@ absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights) {
         "w8a8 round them");
   }
   if (quantized != nullptr) {
-    return absl::InvalidArgumentError(
-        Concat("weights is ", WeightStorageName(storage), ": this model's file is quantised (",
-               kernels::WeightTypeName(quantized->type), "): say stored or wide"));
+    return absl::InvalidArgumentError(Concat("weights is ", WeightStorageName(storage),
+                                             ": this model's file is quantised (",
+                                             kernels::WeightTypeName(quantized->type), "): say ",
+                                             scattered ? "wide" : "stored or wide"));
   }
   if (odd != nullptr) {
     return absl::InvalidArgumentError(Concat("weights is ", WeightStorageName(storage),
@@ -177,13 +191,13 @@ absl::StatusOr<StoredParts> StoredPartsOf(WeightStorage storage,
   StoredParts stored;
   for (const WeightMatrix& matrix : parts) {
     kernels::StoredMatrix part{.type = matrix.type, .cols = matrix.cols, .rows = {}};
-    const bool rounds = Rounds(storage);
+    const bool rounds = Rounds(storage) && matrix.source == nullptr;
     if (!rounds && matrix.source == nullptr) {
       for (int64_t row = 0; row < matrix.rows; ++row) part.rows.push_back(matrix.RowInFile(row));
       stored.parts.push_back(std::move(part));
       continue;
     }
-    if (rounds) part.type = RoundedType(storage, matrix.cols, is_output);
+    if (Rounds(storage)) part.type = RoundedType(storage, matrix.cols, is_output);
     const int64_t row_bytes = kernels::WeightRowBytes(part.type, matrix.cols);
     std::unique_ptr<std::byte[]> copy(new (std::nothrow) std::byte[matrix.rows * row_bytes]);
     if (copy == nullptr) {

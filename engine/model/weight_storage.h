@@ -33,8 +33,8 @@ std::vector<std::string> WeightStorageNames();  // all of them, the default firs
 // InvalidArgument, by the option's name ("weights"), for another word.
 absl::StatusOr<WeightStorage> ParseWeightStorage(std::string_view text);
 
-// Whether a model's file can be kept so: InvalidArgument if `storage` asks for quantised blocks and the file has none,
-// for rounding and the file has been rounded already, or where rows are no multiple of 32 values.
+// Whether a model's file can be kept so: InvalidArgument if `storage` asks for quantised blocks and the file has none
+// that it can lay out, for rounding and the file has been rounded already, or where rows are no multiple of 32 values.
 absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights);
 
 // Memory of all matrices and vectors in that form, a tied output embedding counted once; the pages of the file that

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "absl/container/flat_hash_map.h"
@@ -15,7 +16,7 @@
 #include "engine/base/status_macros.h"
 #include "engine/model/float8_matrix.h"
 #include "engine/model/gguf_weights.h"
-#include "engine/model/grouped_int4_tensors.h"
+#include "engine/model/grouped_integers_tensors.h"
 #include "engine/model/model_family.h"
 
 namespace winnow::engine {
@@ -170,9 +171,9 @@ absl::StatusOr<bool> TakeQuantized(const WeightScheme& scheme, const TensorSpec&
   const std::string_view base = std::string_view(spec.name).substr(0, spec.name.rfind('.'));
   std::unique_ptr<BlockSource> source;
   const void* values = nullptr;
-  if (const auto* int4 = std::get_if<Int4Scheme>(&scheme)) {
-    if (found.has_value()) return false;
-    WINNOW_ASSIGN_OR_RETURN(auto matrix, TakeGroupedInt4(*int4, base, spec.rows, spec.cols, take));
+  if (const auto* integers = std::get_if<IntegerScheme>(&scheme)) {
+    WINNOW_ASSIGN_OR_RETURN(
+        auto matrix, TakeGroupedIntegers(*integers, base, found, spec.rows, spec.cols, take));
     if (matrix == nullptr) return false;
     values = matrix->integers;
     source = std::move(matrix);
@@ -189,6 +190,19 @@ absl::StatusOr<bool> TakeQuantized(const WeightScheme& scheme, const TensorSpec&
                   .source = source.get()};
   sources->push_back(std::move(source));
   return true;
+}
+
+// Whether it is a bias of zeros in a GPTQ file, whose writers gave every matrix one, the model's or not.
+bool IsEmptyBias(const FileTensor& tensor, const ModelConfig& config) {
+  const auto* scheme = config.weight_scheme.has_value()
+                           ? std::get_if<IntegerScheme>(&*config.weight_scheme)
+                           : nullptr;
+  if (scheme == nullptr || scheme->layout != IntegerScheme::Layout::kGptq ||
+      !tensor.entry.name.ends_with(".bias") || tensor.entry.shape.size() != 1) {
+    return false;
+  }
+  const std::span<const std::byte> bytes = tensor.file->Data(tensor.entry);
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
 }
 
 // The tensors of one layer.
@@ -342,6 +356,7 @@ absl::StatusOr<Weights> LoadWeights(const std::string& model_path, const ModelCo
     }
     WINNOW_ASSIGN_OR_RETURN(*spec.matrix, CheckTensor(*found->file, found->entry, spec));
   }
+  absl::erase_if(tensors, [&](const auto& tensor) { return IsEmptyBias(tensor.second, config); });
   if (!tensors.empty()) {
     // The first in the files' order, so that the message does not depend on the hash.
     const auto first =

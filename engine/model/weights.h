@@ -77,7 +77,7 @@ struct Weights {
 // Opens `model_path`: of a directory model.safetensors, or else the shards that model.safetensors.index.json names;
 // or a GGUF file. Every tensor the configuration needs must be there with its shape and a supported type (BF16, F16,
 // F32, in a GGUF file also those of kernels/quantized.h; types may be mixed). Tensors it does not know are refused
-// unless they are known leftovers (rotary inv_freq, a tied lm_head, GGUF's rope_freqs). The index and the shards must
+// unless they are known leftovers (rotary inv_freq, a tied lm_head, GGUF's rope_freqs, biases of zeros in GPTQ's files). The index and the shards must
 // agree tensor by tensor.
 // Where the configuration has a WeightScheme a matrix may be in its tensors instead; scales and the order of groups are
 // checked. Errors name file, tensor and offset. NotFound: no weights, a shard or a tensor that is not there.

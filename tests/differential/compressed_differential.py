@@ -6,7 +6,8 @@
     ./compressed_differential.py --tool ../../build/release/winnow_model_tool --models 5
 
 Makes Llama models of random shapes, quantises their matrices in each way that winnow reads (FP8 with a scale for a matrix, an
-output or a block; 4-bit groups, with zero points and without), and has the package compress and write them. What the package
+output or a block; 4-bit groups, with zero points and without; 8-bit integers with a scale for a matrix, an output or a group, plain and
+packed), and has the package compress and write them. What the package
 decompresses and what winnow widens must be the same numbers: bit for bit where the model is float32, else after rounding to its
 type. Exits with 1 if one differs.
 """
@@ -26,14 +27,21 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from transformers import LlamaConfig, LlamaForCausalLM
 
 FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True}
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
+INT4 = {"num_bits": 4, "type": "int", "symmetric": True}
+ALL, HALVES = [torch.float32, torch.bfloat16, torch.float16], [torch.bfloat16, torch.float16]
+# Arguments of the weights, whether activations are quantised like them, and the models' types.
 FORMS = {
-    "fp8, a scale for a matrix": ({**FLOAT8, "strategy": "tensor"}, [torch.float32, torch.bfloat16, torch.float16]),
-    "fp8, a scale for an output": ({**FLOAT8, "strategy": "channel"}, [torch.float32, torch.bfloat16, torch.float16]),
-    "fp8, a scale for 128 x 128": ({**FLOAT8, "strategy": "block", "block_structure": [128, 128]}, [torch.float32, torch.bfloat16]),
-    "int4, groups of 128": ({"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128},
-                            [torch.bfloat16, torch.float16]),
-    "int4, groups of 32 with zero points": ({"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 32},
-                                            [torch.bfloat16, torch.float16]),
+    "fp8, a scale for a matrix": ({**FLOAT8, "strategy": "tensor"}, True, ALL),
+    "fp8, a scale for an output": ({**FLOAT8, "strategy": "channel"}, True, ALL),
+    "fp8, a scale for 128 x 128": ({**FLOAT8, "strategy": "block", "block_structure": [128, 128]}, True, ALL[:2]),
+    "int4, groups of 128": ({**INT4, "strategy": "group", "group_size": 128}, False, HALVES),
+    "int4, groups of 32 with zero points": ({**INT4, "symmetric": False, "strategy": "group", "group_size": 32}, False, HALVES),
+    "int4, a scale for an output": ({**INT4, "strategy": "channel"}, False, HALVES),
+    "int8, a scale for a matrix": ({**INT8, "strategy": "tensor"}, True, HALVES),
+    "int8, a scale for an output": ({**INT8, "strategy": "channel"}, True, HALVES),
+    "int8, packed, a scale for an output": ({**INT8, "strategy": "channel"}, False, HALVES),
+    "int8, packed, groups of 32": ({**INT8, "strategy": "group", "group_size": 32}, False, HALVES),
 }
 
 
@@ -68,9 +76,10 @@ def ranges(weight, arguments):
             torch.stack([torch.stack([block.max() for block in line]) for line in blocks]))
 
 
-def quantise(model, arguments):
+def quantise(model, arguments, with_activations):
     weights = QuantizationArgs(**arguments)
-    inputs = None if arguments["type"] == "int" else QuantizationArgs(**FLOAT8, strategy="token", dynamic=True)
+    of_inputs = {name: arguments[name] for name in ("num_bits", "type", "symmetric")}
+    inputs = QuantizationArgs(**of_inputs, strategy="token", dynamic=True) if with_activations else None
     scheme = QuantizationScheme(targets=["Linear"], weights=weights, input_activations=inputs)
     config = QuantizationConfig(config_groups={"group_0": scheme}, ignore=["lm_head"],
                                 quantization_status=QuantizationStatus.INITIALIZED)
@@ -84,10 +93,10 @@ def quantise(model, arguments):
             module.weight_zero_point.data = zero.reshape(module.weight_zero_point.shape).to(module.weight_zero_point.dtype)
 
 
-def compare(tool, name, arguments, dtype, source):
+def compare(tool, name, arguments, with_activations, dtype, source):
     """(values compared, values that differ)"""
     model = make_model(source, dtype)
-    quantise(model, arguments)
+    quantise(model, arguments, with_activations)
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
     with tempfile.TemporaryDirectory() as folder:
@@ -119,9 +128,9 @@ def main():
     print(f"seed {flags.seed}")
     source = random.Random(flags.seed)
     bad = 0
-    for name, (arguments, dtypes) in FORMS.items():
+    for name, (arguments, with_activations, dtypes) in FORMS.items():
         for dtype in dtypes:
-            results = [compare(flags.tool, name, arguments, dtype, source) for _ in range(flags.models)]
+            results = [compare(flags.tool, name, arguments, with_activations, dtype, source) for _ in range(flags.models)]
             values, different = (sum(column) for column in zip(*results))
             bad += different
             print(f"{name}, {str(dtype).removeprefix('torch.')}: {flags.models} models, {values} values, {different} different")

@@ -3,7 +3,7 @@
 //
 // Sources: engine/base/json_file.cc engine/base/json_keys.cc engine/model/model_config.cc engine/model/model_family.cc engine/model/rope.cc
 // Sources: engine/model/safetensors.cc engine/model/safetensors_header.cc engine/model/weights.cc engine/model/gguf.cc engine/model/gguf_keys.cc engine/model/gguf_config.cc
-// Sources: engine/model/gguf_weights.cc engine/model/grouped_int4.cc engine/model/grouped_int4_tensors.cc engine/model/weight_scheme.cc kernels/check.cc kernels/quantized.cc
+// Sources: engine/model/gguf_weights.cc engine/model/grouped_integers.cc engine/model/grouped_integers_tensors.cc engine/model/weight_scheme.cc kernels/check.cc kernels/quantized.cc
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

@@ -131,17 +131,6 @@ class RandomModel {
   ModelConfig config_;
 };
 
-// Logits of a fixed sequence, and the configuration that it was computed with.
-// Root of the mean square of the differences, as a share of that of the values.
-double RelativeError(const std::vector<float>& values, const std::vector<float>& exact) {
-  double difference = 0, total = 0;
-  for (size_t i = 0; i < exact.size(); ++i) {
-    difference += (double{values[i]} - exact[i]) * (double{values[i]} - exact[i]);
-    total += double{exact[i]} * exact[i];
-  }
-  return std::sqrt(difference / total);
-}
-
 TEST(GgufWeights, AFileAndADirectoryOfTheSameModelGiveTheSameLogits) {
   for (const char* model_type : {"llama", "qwen2", "qwen3"}) {
     for (const bool tied : {false, true}) {

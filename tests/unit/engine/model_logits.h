@@ -42,6 +42,16 @@ inline std::vector<float> Logits(const std::string& path, kernels::DType compute
   return testing::Run(**decoder, ids, 0, blocks, 30, 16);
 }
 
+// Root of the mean square of the differences, as a share of that of the values.
+inline double RelativeError(const std::vector<float>& values, const std::vector<float>& exact) {
+  double difference = 0, total = 0;
+  for (size_t i = 0; i < exact.size(); ++i) {
+    difference += (double{values[i]} - exact[i]) * (double{values[i]} - exact[i]);
+    total += double{exact[i]} * exact[i];
+  }
+  return std::sqrt(difference / total);
+}
+
 }  // namespace winnow::engine
 
 #endif  // WINNOW_TESTS_UNIT_ENGINE_MODEL_LOGITS_H_
