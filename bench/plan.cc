@@ -106,10 +106,9 @@ PlannedMemory SizeMemory(const PlannedModel& model, const server::ServeConfig& c
   const engine::KvPlan& kv = model.kv;
   PlannedMemory memory;
   const bool on_gpu = engine::DeviceOf(config.device).bfloat16_blocks;
-  memory.weight_bytes =
-      options.weights == engine::WeightStorage::kWide
-          ? engine::WeightBytes(model.config, options.compute)
-          : engine::StorageBytes(options.weights, model.weights, options.compute, on_gpu);
+  memory.weight_bytes = options.weights == engine::WeightStorage::kWide
+                            ? engine::WeightBytes(model.config, options.compute)
+                            : engine::StorageBytes(options.weights, model.weights, options.compute);
   if (on_gpu) {
     memory.widening_bytes = engine::WideningBytes(options.weights, model.weights);
   }

@@ -125,7 +125,7 @@ int64_t WeightBytes(const ModelConfig& config, DType dtype) {
 int64_t KeptWeightBytes(const ModelOptions& options, const DecoderOptions& resolved,
                         const Weights& weights) {
   const bool widens = DeviceOf(options.device).bfloat16_blocks;
-  return StorageBytes(resolved.weights, weights, resolved.compute, widens) +
+  return StorageBytes(resolved.weights, weights, resolved.compute) +
          (widens ? WideningBytes(resolved.weights, weights) : 0);
 }
 

@@ -3,16 +3,14 @@
 //
 //   x [m][in] f32, W [out][in] of type kI8x128 (quantized.h), y [m][out] f32, bias [out] f32.
 //
-// x is rounded as quantized_matmul.h says, but 128 values with a scale in place of 32. On a CPU the rest is that product, 32 values a
-// group, four of which share their scales. On a GPU a group is 128 values: an element of y is one chain of fused multiply-adds over
-// the groups in ascending order, which add
+// x is rounded as quantized_matmul.h says, but 128 values with a scale in place of 32. An element of y is one chain of fused
+// multiply-adds over the groups in ascending order, which add
 //     float(Σ q p) · (s · t)
 // to zero; then come the bias and what y held. Σ is exact, so the order is that of the groups alone, whatever computes it, and does
-// not depend on m. (With one scale for a whole row of x, as in LLM.int8(), arXiv 2208.07339, section 2, SmolLM2 loses three times as much:
-// docs/models.md.)
+// not depend on m: a CPU of any instruction set and a GPU have the same bits. (With one scale for a whole row of x, as in LLM.int8(),
+// arXiv 2208.07339, section 2, SmolLM2 loses three times as much: docs/models.md.)
 //
-// Reads the weights once when they are more than the caches hold and m is small, 1.03 (GPU) to 1.06 bytes (CPU) a weight. A GPU keeps
-// rows as whole groups.
+// Reads the weights once when they are more than the caches hold and m is small, 1.03 bytes a weight; rows are kept as whole groups.
 #ifndef WINNOW_KERNELS_INT8_MATMUL_H_
 #define WINNOW_KERNELS_INT8_MATMUL_H_
 
@@ -25,7 +23,7 @@ namespace winnow::kernels {
 
 inline constexpr int64_t kInt8GroupValues = 128;
 
-// The oracle of a GPU's, with its bits. REQUIRES: w of kI8x128.
+// The oracle, bit for bit but for the payload of NaN. REQUIRES: w of kI8x128.
 void Int8MatmulRef(const Tensor& x, const StoredMatrix& w, const Tensor& y,
                    const MatmulEpilogue& epilogue);
 

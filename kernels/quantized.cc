@@ -259,8 +259,6 @@ BlockShape BlockShapeOf(WeightType type) {
       return {.values = 32, .group = 32, .bits = 8, .has_offset = true};
     case WeightType::kQ8_0:
       return {.values = 32, .group = 32, .bits = 8, .bias = 128};
-    case WeightType::kI8x128:
-      return {.values = 32, .group = 32, .bits = 8, .bias = 128, .rounded = kInt8GroupValues};
     case WeightType::kQ4K:
       return {.values = 256, .group = 32, .bits = 4, .has_offset = true, .has_codes = true};
     case WeightType::kQ5K:
@@ -272,6 +270,7 @@ BlockShape BlockShapeOf(WeightType type) {
       return {.values = 32, .group = 32, .bits = 4, .has_offset = true, .has_codes = true};
     case WeightType::kI4x128:
       return {.values = 128, .group = 32, .bits = 4, .has_offset = true, .has_codes = true};
+    case WeightType::kI8x128:
     case WeightType::kF8x32:
     case WeightType::kF8x128:
     case WeightType::kF32:
@@ -307,7 +306,6 @@ void SplitBlock(WeightType type, const std::byte* block, BlockParts* parts) {
       return;
     }
     case WeightType::kQ8_0:
-    case WeightType::kI8x128:
       parts->scale = half(0);
       for (int i = 0; i < 32; ++i) q[i] = static_cast<uint8_t>(I8(block + 2 + i) + 128);
       return;
@@ -498,7 +496,7 @@ void QuantizeRow(WeightType type, const float* row, int64_t cols, std::byte* out
     return;
   }
   WINNOW_CHECK(type == WeightType::kQ8_0 || type == WeightType::kI8x128);
-  const int64_t together = BlockShapeOf(type).rounded / 32;
+  const int64_t together = type == WeightType::kI8x128 ? kInt8GroupValues / 32 : 1;
   for (int64_t at = 0; at < cols; at += 32 * together, out += block.bytes * together) {
     RoundToQ8_0(row + at, std::min(together, (cols - at) / 32), out);
   }

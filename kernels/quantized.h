@@ -69,13 +69,12 @@ struct BlockShape {
   int64_t group = 0;        // values of one scale: 32, of Q6_K 16
   int32_t bits = 0;         // of an integer as it is packed for products: 4, or 8 for more than 4
   int32_t bias = 0;         // what is taken from an integer
-  int64_t rounded = 32;     // values of the other side that are rounded with one scale
   bool has_offset = false;  // else o = 0
   bool has_codes =
       false;  // s = scale · scale_code[group], o = -offset · offset_code[group]; else s = scale, o = offset
   constexpr int64_t groups() const { return values / group; }
 };
-// REQUIRES: a quantised type, not IsFloat8.
+// REQUIRES: a quantised type, not IsFloat8 and not kI8x128.
 BlockShape BlockShapeOf(WeightType type);
 
 struct BlockParts {
@@ -84,7 +83,7 @@ struct BlockParts {
   int8_t scale_codes[16];          // with has_codes: of each group
   uint8_t offset_codes[16];
 };
-// REQUIRES: a quantised type, not IsFloat8.
+// REQUIRES: as BlockShapeOf.
 void SplitBlock(WeightType type, const std::byte* block, BlockParts* parts);
 
 // The type of 8-bit floats with the largest blocks that rows of `cols` values consist of. REQUIRES: a multiple of 32.

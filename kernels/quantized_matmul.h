@@ -2,7 +2,7 @@
 //
 //   x [m][in] f32, W [out][in] in blocks (quantized.h), y [m][out] f32, bias [out] f32.
 //
-// Each 32 values of a row of x (BlockShape::rounded: of W8A8 128) are rounded to 8 bits first: scale t = max |x| / 127, integers p = x / t to the nearest
+// Each 32 values of a row of x are rounded to 8 bits first: scale t = max |x| / 127, integers p = x / t to the nearest
 // (ties to even, by a multiplication with 127 / max |x|). With a value that is not finite among them t is NaN, and so is
 // every result of the row. Where all are smaller than kLeastRounded they count as zeros.
 //

@@ -28,16 +28,14 @@ void QuantizedMatmulRef(const Tensor& x, std::span<const StoredMatrix> parts, co
                         const MatmulEpilogue& epilogue) {
   std::vector<double> rounded(x.cols);
   std::vector<float> weights(x.cols);
-  std::vector<int8_t> integers(x.cols);
+  int8_t integers[kRoundedValues];
   for (int64_t i = 0; i < x.rows; ++i) {
+    for (int64_t j = 0; j < x.cols; j += kRoundedValues) {
+      const double scale = RoundActivations(x.f32(i) + j, kRoundedValues, integers);
+      for (int64_t k = 0; k < kRoundedValues; ++k) rounded[j + k] = scale * integers[k];
+    }
     int64_t out = 0;
     for (const StoredMatrix& part : parts) {
-      const int64_t together = BlockShapeOf(part.type).rounded;
-      for (int64_t j = 0; j < x.cols; j += together) {
-        const int64_t count = std::min(together, x.cols - j);
-        const double scale = RoundActivations(x.f32(i) + j, count, integers.data());
-        for (int64_t k = 0; k < count; ++k) rounded[j + k] = scale * integers[k];
-      }
       for (const std::byte* row : part.rows) {
         DequantizeRow(part.type, row, x.cols, weights.data());
         double sum = 0;

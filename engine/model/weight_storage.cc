@@ -142,14 +142,14 @@ absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights) {
   return absl::OkStatus();
 }
 
-int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute,
-                     bool on_gpu) {
+int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute) {
   int64_t bytes = VectorBytes(weights);
   ForEachMatrix(weights, [&](const WeightMatrix& matrix, bool is_output) {
     if (Rounds(storage)) {
       const WeightType type = RoundedType(storage, matrix.cols, is_output);
+      // Whole groups, with a float32 each (kernels/int8_matmul.h).
       constexpr int64_t kGroup = kernels::kInt8GroupValues;
-      const int64_t row_bytes = on_gpu && type == WeightType::kI8x128
+      const int64_t row_bytes = type == WeightType::kI8x128
                                     ? (matrix.cols + kGroup - 1) / kGroup * (kGroup + 4)
                                     : kernels::WeightRowBytes(type, matrix.cols);
       bytes += matrix.rows * row_bytes;

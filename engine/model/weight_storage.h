@@ -38,10 +38,8 @@ absl::StatusOr<WeightStorage> ParseWeightStorage(std::string_view text);
 absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights);
 
 // Memory of all matrices and vectors in that form, a tied output embedding counted once; the pages of the file that
-// embeddings are looked up in do not count. `on_gpu`: there (Device::bfloat16_blocks) kW8A8 has whole groups of 128 values, with a
-// float32 each.
-int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute,
-                     bool on_gpu);
+// embeddings are looked up in do not count.
+int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute);
 
 // Memory beside that of StorageBytes where a device widens blocks for products of many rows (Device::bfloat16_blocks): of the
 // largest product's values in bfloat16, kWidenedBytesMax at most; what kernels of its own kind read as they are needs none, but that

@@ -34,7 +34,7 @@ struct TileShape {
 
 // Operands of a product of a few rows with a few panels.
 struct TileOperands {
-  const std::byte* rows = nullptr;  // bf16, 2 * steps values each
+  const std::byte* rows = nullptr;  // 4 * steps bytes each
   size_t row_bytes = 0;
   const std::byte* panels = nullptr;
   size_t panel_bytes = 0;
@@ -44,8 +44,9 @@ struct TileOperands {
 
 // kRowTiles tiles of rows times kPanels panels, in the tiles from kFirst on, which have been configured for kPanelsMax panels.
 // Two times two: each tile that is loaded meets two others. One times four: of few rows, where panels are all that counts.
+// kBytes: values are signed bytes, of which a step has twice as many.
 template <typename Tiles, int kRowTiles, int kPanels, int kFirst = 0,
-          int kPanelsMax = 4 / kRowTiles>
+          int kPanelsMax = 4 / kRowTiles, bool kBytes = false>
 class TileProduct {
   static_assert(kRowTiles <= 2 && kPanels <= kPanelsMax);
   // Sums come first, then rows, then panels: four of these take turns in the three tiles that are left.
@@ -116,11 +117,17 @@ class TileProduct {
           __builtin_prefetch(panel + at.ahead_bytes + line * kTileBytesPerRow);
         }
       }
-      Tiles::template Dot<kSum<0, p>, kFirstRows, kPanelTile<p>>();
-      if constexpr (kRowTiles == 2) {
-        Tiles::template Dot<kSum<1, p>, kFirstRows + 1, kPanelTile<p>>();
-      }
+      Dot<kSum<0, p>, kFirstRows, kPanelTile<p>>();
+      if constexpr (kRowTiles == 2) Dot<kSum<1, p>, kFirstRows + 1, kPanelTile<p>>();
       StepPanels<p + 1>(at);
+    }
+  }
+  template <int sum, int rows, int panel>
+  static void Dot() {
+    if constexpr (kBytes) {
+      Tiles::template DotBytes<sum, rows, panel>();
+    } else {
+      Tiles::template Dot<sum, rows, panel>();
     }
   }
   // Fewer steps than a tile has.

@@ -35,6 +35,7 @@ void CheckSelection(std::span<const RetrievalQuery> queries, const KvLayout& lay
                     const Selection& chosen);
 
 struct PlainPanels;  // packed_matrix.h
+struct Int8Panels;
 struct Float8Blocks;
 struct PartProduct;  // matmul.cc
 
@@ -148,6 +149,7 @@ class CpuBackend final : public Backend {
   // Part of a product, by the kind of its panels (matmul.cc).
   void Multiply(const PartProduct& product, PlainPanels plain);
   void Multiply(const PartProduct& product, const BlockShape& shape);
+  void Multiply(const PartProduct& product, Int8Panels int8);
   void Multiply(const PartProduct& product, Float8Blocks float8);
   template <typename Call>
   void RunTiles(const PartProduct& product, const Call& call, auto* tiles,

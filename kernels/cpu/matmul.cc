@@ -1,5 +1,5 @@
 // Pack, PackStored and Matmul of the CPU backend: memory and the split over threads. The orders of summation are
-// in matmul_impl.h, quantized_matmul_impl.h and float8_matmul_impl.h; nothing here can change them.
+// in matmul_impl.h, quantized_matmul_impl.h, int8_matmul_impl.h and float8_matmul_impl.h; nothing here can change them.
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -10,11 +10,11 @@
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/float8_panel.h"
+#include "kernels/cpu/int8_panel.h"
 #include "kernels/cpu/packed_matrix.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/quantized_panel.h"
 #include "kernels/host_matrix.h"
-#include "kernels/quantized_matmul.h"
 
 namespace winnow::kernels {
 namespace {
@@ -84,6 +84,21 @@ void PackBlocks(WeightType type, const std::byte* row, int64_t in, std::byte* pa
       }
     }
     panel = group;
+  }
+}
+
+// A row of I8x128 into its lane of a panel, which is zeroed: blocks of 32 integers, four of which have one scale.
+void PackInt8Row(const std::byte* row, int64_t in, std::byte* panel, int64_t lane) {
+  const BlockSize block = BlockSizeOf(WeightType::kI8x128);
+  for (int64_t at = 0; at < in; at += block.values, row += block.bytes) {
+    std::byte* const group = panel + at / kInt8GroupValues * kInt8GroupBytes;
+    const float scale = ElementAt(row, DType::kF16, 0);
+    std::memcpy(group + kInt8ScalesAt + lane * 4, &scale, sizeof scale);
+    for (int64_t i = 0; i < block.values; i += kInt8StepInputs) {
+      const int64_t step = (at % kInt8GroupValues + i) / kInt8StepInputs;
+      std::memcpy(group + step * kInt8StepBytes + lane * kInt8StepInputs, row + 2 + i,
+                  kInt8StepInputs);
+    }
   }
 }
 
@@ -243,9 +258,13 @@ std::unique_ptr<PackedMatrix> CpuBackend::PackStored(std::span<const StoredMatri
       const bool float8 = IsFloat8(stored.type);
       WINNOW_CHECK(in % block.values == 0);
       part.outputs = static_cast<int64_t>(stored.rows.size());
+      const bool int8 = stored.type == WeightType::kI8x128;
       if (float8) {
         part.kind = Float8Blocks{block.values};
         part.panel_bytes = static_cast<size_t>(Float8PanelBytes(block.values, in));
+      } else if (int8) {
+        part.kind = Int8Panels{};
+        part.panel_bytes = static_cast<size_t>(Int8PanelBytes(in));
       } else {
         const BlockShape shape = BlockShapeOf(stored.type);
         part.kind = shape;
@@ -253,6 +272,7 @@ std::unique_ptr<PackedMatrix> CpuBackend::PackStored(std::span<const StoredMatri
       }
       const auto pack = [&](int64_t output, std::byte* panel, int64_t lane) {
         if (float8) return PackFloat8Blocks(block, stored.rows[output], in, panel, lane);
+        if (int8) return PackInt8Row(stored.rows[output], in, panel, lane);
         PackBlocks(stored.type, stored.rows[output], in, panel, lane);
       };
       if (!FillPart(threads_, pack, &part)) return nullptr;
@@ -329,10 +349,15 @@ void CpuBackend::Multiply(const PartProduct& product, const BlockShape& shape) {
   auto call = CallOf<QuantizedMatmulCall>(product);
   call.shape = shape;
   call.row_bytes = PaddedRowBytes(static_cast<size_t>(PreparedRow::Bytes(product.x.cols)));
-  call.rows = PrepareRows(
-      product.x, call.row_bytes,
-      shape.rounded == kRoundedValues ? ops_.prepare_rounded_row : ops_.prepare_widely_rounded_row);
+  call.rows = PrepareRows(product.x, call.row_bytes, ops_.prepare_rounded_row);
   RunTiles(product, call, ops_.quantized_matmul_tiles, ops_.quantized_split);
+}
+
+void CpuBackend::Multiply(const PartProduct& product, Int8Panels /*int8*/) {
+  auto call = CallOf<Int8MatmulCall>(product);
+  call.row_bytes = PaddedRowBytes(static_cast<size_t>(PreparedInt8Row::Bytes(product.x.cols)));
+  call.rows = PrepareRows(product.x, call.row_bytes, ops_.prepare_int8_row);
+  RunTiles(product, call, ops_.int8_matmul_tiles, ops_.int8_split);
 }
 
 void CpuBackend::Multiply(const PartProduct& product, Float8Blocks float8) {

@@ -18,21 +18,22 @@ namespace {
     .prepared_bf16_value_bytes = bf16_value_bytes, .matmul_tiles = isa::MatmulTiles,              \
     .product_split = {}, .quantized_matmul_tiles = isa::QuantizedMatmulTiles,                     \
     .quantized_split = {}, .prepare_rounded_row = isa::PrepareRoundedRow,                         \
-    .prepare_widely_rounded_row = isa::PrepareWidelyRoundedRow,                                   \
-    .float8_matmul_tiles = isa::Float8MatmulTiles, .float8_split = {}, .float8_prepared = false,  \
-    .attend_splits = isa::AttendSplits, .encode_rows = isa::EncodeRows,                           \
-    .scan_codes = isa::ScanCodes, .find_candidates = isa::FindCandidates,                         \
-    .read_loop = isa::ReadLoop, .split_row_queries = isa::SplitRowQueries,                        \
-    .row_scores = isa::RowScores, .attend_parts = isa::AttendParts,                               \
-    .score_max_sum = isa::ScoreMaxSum, .weigh_scores = isa::WeighScores,                          \
-    .add_masses = isa::AddMasses, .bound_page = isa::BoundPage, .quantize_key = isa::QuantizeKey, \
-    .prepare_int4_queries = isa::PrepareInt4Queries, .int4_scores = isa::Int4Scores,              \
-    .gelu_mul_row = isa::GeluMulRow, .summary_weights = isa::SummaryWeights,                      \
-    .add_outer = isa::AddOuter, .transform_rows = isa::TransformRows, .mass_dots = isa::MassDots, \
-    .mass_sum = isa::MassSum, .mass_weights = isa::MassWeights, .mass_cells = isa::MassCells,     \
-    .mass_add = isa::MassAdd, .rerank_logits = isa::RerankLogits,                                 \
-    .rerank_weights = isa::RerankWeights, .rerank_distances = isa::RerankDistances,               \
-    .examine_logits = isa::ExamineLogits, .weigh_logits = isa::WeighLogits,                       \
+    .int8_matmul_tiles = isa::Int8MatmulTiles, .int8_split = {},                                  \
+    .prepare_int8_row = isa::PrepareInt8Row, .float8_matmul_tiles = isa::Float8MatmulTiles,       \
+    .float8_split = {}, .float8_prepared = false, .attend_splits = isa::AttendSplits,             \
+    .encode_rows = isa::EncodeRows, .scan_codes = isa::ScanCodes,                                 \
+    .find_candidates = isa::FindCandidates, .read_loop = isa::ReadLoop,                           \
+    .split_row_queries = isa::SplitRowQueries, .row_scores = isa::RowScores,                      \
+    .attend_parts = isa::AttendParts, .score_max_sum = isa::ScoreMaxSum,                          \
+    .weigh_scores = isa::WeighScores, .add_masses = isa::AddMasses, .bound_page = isa::BoundPage, \
+    .quantize_key = isa::QuantizeKey, .prepare_int4_queries = isa::PrepareInt4Queries,            \
+    .int4_scores = isa::Int4Scores, .gelu_mul_row = isa::GeluMulRow,                              \
+    .summary_weights = isa::SummaryWeights, .add_outer = isa::AddOuter,                           \
+    .transform_rows = isa::TransformRows, .mass_dots = isa::MassDots, .mass_sum = isa::MassSum,   \
+    .mass_weights = isa::MassWeights, .mass_cells = isa::MassCells, .mass_add = isa::MassAdd,     \
+    .rerank_logits = isa::RerankLogits, .rerank_weights = isa::RerankWeights,                     \
+    .rerank_distances = isa::RerankDistances, .examine_logits = isa::ExamineLogits,               \
+    .weigh_logits = isa::WeighLogits,                                                             \
   }
 constexpr CpuOps kScalar = WINNOW_CPU_OPS(scalar, "scalar", 4);
 constexpr CpuOps kAvx2 = WINNOW_CPU_OPS(avx2, "avx2", 4);
@@ -53,6 +54,8 @@ constexpr CpuOps WithAmx(CpuOps ops) {
                        .one_row_bytes = 256 << 10};
   ops.quantized_matmul_tiles = amx::QuantizedMatmulTiles;
   ops.quantized_split = {.panels = 4, .least_rows = 48, .most_rows = 128};
+  ops.int8_matmul_tiles = amx::Int8MatmulTiles;
+  ops.int8_split = ops.product_split;
   ops.float8_matmul_tiles = amx::Float8MatmulTiles;
   ops.float8_split = ops.product_split;
   ops.float8_prepared = true;

@@ -74,6 +74,14 @@ using QuantizedMatmulTilesFn = void(const QuantizedMatmulCall& call, int64_t fir
 // Rounds a row of x: PreparedRow (quantized_panel.h) says where its parts lie.
 using PrepareRoundedRowFn = void(const float* x, int64_t n, void* out);
 
+// ---- matmul of W8A8 (kernels/int8_matmul.h) ----
+// Rows are prepared; int8_panel.h has them and the panels.
+struct Int8MatmulCall : MatmulOperands {
+  int64_t ahead_bytes = 0;  // as QuantizedMatmulCall's
+};
+using Int8MatmulTilesFn = void(const Int8MatmulCall& call, int64_t first_row, int64_t last_row,
+                               int64_t first_panel, int64_t last_panel);
+
 // ---- matmul with weights of 8-bit floats (kernels/float8_matmul.h) ----
 // Rows are f32, or prepared; float8_panel.h has the panels.
 struct Float8MatmulCall : MatmulOperands {
@@ -312,8 +320,10 @@ struct CpuOps {
   ProductSplit product_split;  // for matmul_tiles
   QuantizedMatmulTilesFn* quantized_matmul_tiles;
   ProductSplit quantized_split;
-  PrepareRoundedRowFn* prepare_rounded_row;         // 32 values with a scale
-  PrepareRoundedRowFn* prepare_widely_rounded_row;  // 128 (int8_matmul.h)
+  PrepareRoundedRowFn* prepare_rounded_row;
+  Int8MatmulTilesFn* int8_matmul_tiles;
+  ProductSplit int8_split;
+  PrepareRoundedRowFn* prepare_int8_row;  // PreparedInt8Row (int8_panel.h)
   Float8MatmulTilesFn* float8_matmul_tiles;
   ProductSplit float8_split;
   bool float8_prepared;  // its rows are those of prepare_bf16_row; else f32
@@ -360,7 +370,8 @@ struct CpuOps {
   MatmulTilesFn MatmulTiles;                   \
   QuantizedMatmulTilesFn QuantizedMatmulTiles; \
   PrepareRoundedRowFn PrepareRoundedRow;       \
-  PrepareRoundedRowFn PrepareWidelyRoundedRow; \
+  Int8MatmulTilesFn Int8MatmulTiles;           \
+  PrepareRoundedRowFn PrepareInt8Row;          \
   Float8MatmulTilesFn Float8MatmulTiles;       \
   AttendSplitsFn AttendSplits;                 \
   EncodeRowsFn EncodeRows;                     \
@@ -400,6 +411,7 @@ WINNOW_DECLARE_CPU_OPS(avx512)
 namespace amx {
 MatmulTilesFn MatmulTiles;
 QuantizedMatmulTilesFn QuantizedMatmulTiles;
+Int8MatmulTilesFn Int8MatmulTiles;
 Float8MatmulTilesFn Float8MatmulTiles;
 AttendSplitsFn AttendSplits;
 }  // namespace amx

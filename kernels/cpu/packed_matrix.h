@@ -24,8 +24,10 @@ struct PlainPanels {
 struct Float8Blocks {
   int64_t block_values = 0;
 };
+// Panels of W8A8 (int8_panel.h).
+struct Int8Panels {};
 // BlockShape: panels of integers (quantized_panel.h).
-using PanelKind = std::variant<PlainPanels, BlockShape, Float8Blocks>;
+using PanelKind = std::variant<PlainPanels, BlockShape, Int8Panels, Float8Blocks>;
 
 // Outputs [first_output, first_output + outputs) of a matrix.
 struct MatrixPart {

@@ -15,12 +15,16 @@ namespace {
 
 // Lanes of 32 bits, one for each output of a register.
 //   Dot(sum, w, x)   sum + Σ over four bytes of (w - kTaken) · x, where w is unsigned and x signed
+//   FlipSigns(x)     signed bytes plus 128 as unsigned ones
 #if defined(__AVX512VNNI__)
 struct Ints {
   using Reg = __m512i;
   static constexpr int32_t kTaken = 0;
   static Reg Zero() { return _mm512_setzero_si512(); }
   static Reg Set1(int32_t x) { return _mm512_set1_epi32(x); }
+  static Reg FlipSigns(Reg x) {
+    return _mm512_xor_si512(x, _mm512_set1_epi8(static_cast<char>(0x80)));
+  }
   static Reg Load(const std::byte* step, int) { return _mm512_loadu_si512(step); }
   static Reg LowHalves(Reg x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
   static Reg HighHalves(Reg x) { return LowHalves(_mm512_srli_epi16(x, 4)); }
@@ -42,6 +46,9 @@ struct Ints {
   static constexpr int32_t kTaken = 128;
   static Reg Zero() { return _mm256_setzero_si256(); }
   static Reg Set1(int32_t x) { return _mm256_set1_epi32(x); }
+  static Reg FlipSigns(Reg x) {
+    return _mm256_xor_si256(x, _mm256_set1_epi8(static_cast<char>(0x80)));
+  }
   static Reg Load(const std::byte* step, int i) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(step) + i);
   }
@@ -50,7 +57,7 @@ struct Ints {
   template <int kBits>
   static Reg Dot(Reg sum, Reg w, Reg x) {
     if constexpr (kBits == 8) {
-      w = _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(0x80)));
+      w = FlipSigns(w);
       x = _mm256_sign_epi8(x, w);
       w = _mm256_abs_epi8(w);
     }
@@ -69,6 +76,7 @@ struct Ints {
   static constexpr int32_t kTaken = 0;
   static Reg Zero() { return 0; }
   static Reg Set1(int32_t x) { return x; }
+  static Reg FlipSigns(Reg x) { return x ^ static_cast<int32_t>(0x80808080u); }
   static Reg Load(const std::byte* step, int i) {
     Reg x;
     std::memcpy(&x, step + 4 * i, 4);

@@ -1,13 +1,12 @@
 // See kernels/quantized_matmul.h. Compiled by quantized_matmul_{scalar,avx2,avx512}.cc.
-#include <cmath>
 #include <cstring>
 
 #include "kernels/cpu/ops.h"
 #include "kernels/cpu/quantized_kinds_impl.h"
 #include "kernels/cpu/quantized_panel.h"
+#include "kernels/cpu/round_row_impl.h"
 #include "kernels/cpu/store_tile_impl.h"
 #include "kernels/cpu/tile_loops_impl.h"
-#include "kernels/int8_matmul.h"
 #include "kernels/quantized_matmul.h"
 
 namespace winnow::kernels::WINNOW_ISA {
@@ -146,62 +145,19 @@ void QuantizedMatmulTiles(const QuantizedMatmulCall& call, int64_t first_row, in
   });
 }
 
-namespace {
-
-// kTogether values have one scale, the last ones of a row perhaps fewer.
-template <int64_t kTogether>
-void PrepareRow(const float* x, int64_t n, void* out) {
+void PrepareRoundedRow(const float* x, int64_t n, void* out) {
   std::byte* to = static_cast<std::byte*>(out);
   float* scales = reinterpret_cast<float*>(to + PreparedRow::ScalesAt(n));
   int32_t* sums = reinterpret_cast<int32_t*>(to + PreparedRow::SumsAt(n));
   float* scaled_sums = reinterpret_cast<float*>(to + PreparedRow::ScaledSumsAt(n));
-  uint32_t largest_bits = 0;
+  static_assert(PreparedRow::kSumValues == kRoundedValues / 2);
   for (int64_t at = 0; at < n; at += kRoundedValues) {
-    if (at % kTogether == 0) {
-      // The bits of magnitudes are in their order, and those that are not finite come last.
-      largest_bits = 0;
-      for (int64_t from = at; from < at + kTogether && from < n; from += kRoundedValues) {
-        uint32_t bits[kRoundedValues];
-        std::memcpy(bits, x + from, sizeof bits);
-        for (int64_t i = 0; i < kRoundedValues; ++i) {
-          const uint32_t magnitude = bits[i] & 0x7fffffffu;
-          largest_bits = magnitude > largest_bits ? magnitude : largest_bits;
-        }
-      }
-    }
-    float largest;
-    std::memcpy(&largest, &largest_bits, sizeof largest);
-    const bool finite = largest_bits < 0x7f800000u;
-    const bool zero = !finite || largest < kLeastRounded;
-    const float inverse = zero ? 0 : 127 / largest;
-    scales[at / kRoundedValues] = !finite ? NAN : zero ? 0 : largest / 127;
-    int8_t integers[kRoundedValues];
-    for (int64_t i = 0; i < kRoundedValues; ++i) {
-      // Adding 1.5 · 2^23 rounds to the nearest whole number, ties to even, and leaves it in the low bits.
-      const float shifted = (zero ? 0 : x[at + i]) * inverse + 12582912.0f;
-      int32_t whole;
-      std::memcpy(&whole, &shifted, sizeof whole);
-      integers[i] = static_cast<int8_t>(whole);
-    }
-    std::memcpy(to + at, integers, sizeof integers);
-    for (int64_t half = 0; half < kRoundedValues; half += PreparedRow::kSumValues) {
-      int32_t sum = 0;
-      for (int64_t i = 0; i < PreparedRow::kSumValues; ++i) sum += integers[half + i];
-      sums[(at + half) / PreparedRow::kSumValues] = sum;
-    }
-    const int64_t first = at / PreparedRow::kSumValues;
-    scaled_sums[at / kRoundedValues] =
-        scales[at / kRoundedValues] * static_cast<float>(sums[first] + sums[first + 1]);
+    const Rounding rounding(x + at, kRoundedValues);
+    int32_t* const halves = sums + at / PreparedRow::kSumValues;
+    rounding.Round(x + at, to + at, halves);
+    scales[at / kRoundedValues] = rounding.scale();
+    scaled_sums[at / kRoundedValues] = rounding.scale() * static_cast<float>(halves[0] + halves[1]);
   }
-}
-
-}  // namespace
-
-void PrepareRoundedRow(const float* x, int64_t n, void* out) {
-  PrepareRow<kRoundedValues>(x, n, out);
-}
-void PrepareWidelyRoundedRow(const float* x, int64_t n, void* out) {
-  PrepareRow<kInt8GroupValues>(x, n, out);
 }
 
 }  // namespace winnow::kernels::WINNOW_ISA

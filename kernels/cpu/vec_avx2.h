@@ -54,6 +54,7 @@ struct Vec {
   static Reg Max(Reg a, Reg b) { return _mm256_max_ps(a, b); }
   static Reg Min(Reg a, Reg b) { return _mm256_min_ps(a, b); }
   static Reg MulAdd(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
+  static Reg FusedMulAdd(Reg a, Reg b, Reg c) { return MulAdd(a, b, c); }
   static float ReduceAdd(Reg a) {
     __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     x = _mm_add_ps(x, _mm_movehl_ps(x, x));

@@ -59,6 +59,7 @@ struct Vec {
   static Reg Max(Reg a, Reg b) { return _mm512_max_ps(a, b); }
   static Reg Min(Reg a, Reg b) { return _mm512_min_ps(a, b); }
   static Reg MulAdd(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
+  static Reg FusedMulAdd(Reg a, Reg b, Reg c) { return MulAdd(a, b, c); }
   static float ReduceAdd(Reg a) {
     __m256 y = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
     __m128 x = _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));

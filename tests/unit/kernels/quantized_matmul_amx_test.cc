@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "kernels/cpu/float8_matmul_amx_impl.h"
+#include "kernels/cpu/int8_matmul_amx_impl.h"
 #include "kernels/cpu/packed_matrix.h"
 #include "kernels/float8_matmul.h"
+#include "kernels/int8_matmul.h"
 #include "kernels/quantized.h"
 #include "tests/unit/kernels/emulated_tiles.h"
 #include "tests/unit/kernels/kernel_testing.h"
@@ -56,12 +58,9 @@ class Operands {
 
 Operands<QuantizedMatmulCall> IntegerOperands(const Matrix& x, const CpuPackedMatrix& w,
                                               WeightType type) {
-  const BlockShape shape = BlockShapeOf(type);
-  Operands<QuantizedMatmulCall> operands(
-      x, static_cast<size_t>(PreparedRow::Bytes(x.cols())),
-      shape.rounded == kRoundedValues ? scalar::PrepareRoundedRow : scalar::PrepareWidelyRoundedRow,
-      w);
-  operands->shape = shape;
+  Operands<QuantizedMatmulCall> operands(x, static_cast<size_t>(PreparedRow::Bytes(x.cols())),
+                                         scalar::PrepareRoundedRow, w);
+  operands->shape = BlockShapeOf(type);
   return operands;
 }
 
@@ -124,6 +123,30 @@ TEST_F(QuantizedAmxTest, IntegersHaveTheBitsOfTheProductWithoutTiles) {
       }
       EXPECT_TRUE(y.GuardsIntact());
     }
+  }
+}
+
+// By tiles as without: of W8A8 the oracle's.
+TEST_F(QuantizedAmxTest, ProductsOfW8A8HaveTheBitsOfTheReference) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(random_.seed()));
+  for (int round = 0; round < 10; ++round) {
+    const int64_t in = 32 * random_.Int(1, 20), out = random_.Int(1, 70);
+    const int64_t m = round == 0 ? random_.Int(129, 160) : random_.Int(1, 70);
+    SCOPED_TRACE(testing::Message() << "m " << m << ", in " << in << ", out " << out);
+    const BlockMatrix w(random_, out, in, WeightType::kI8x128);
+    Matrix x = Matrix::Normal(random_, m, in), bias = Matrix::Normal(random_, 1, out);
+    Matrix y = Matrix::Normal(random_, m, out), expected = y;
+    MatmulEpilogue epilogue;
+    if (random_.Int(0, 1) == 1) epilogue.bias = bias.row(0);
+    epilogue.accumulate = random_.Int(0, 1) == 1;
+    const Operands<Int8MatmulCall> operands(
+        x, static_cast<size_t>(PreparedInt8Row::Bytes(x.cols())), scalar::PrepareInt8Row, Pack(w));
+    TiledInt8Matmul<EmulatedTiles>::Run(operands.Of(0, epilogue, y.tensor()), 0, m, 0,
+                                        NumPanels(out));
+    EXPECT_FALSE(EmulatedTiles::configured());
+    Int8MatmulRef(x.tensor(), w.stored(), expected.tensor(), epilogue);
+    EXPECT_TRUE(y.GuardsIntact());
+    for (int64_t i = 0; i < m; ++i) ASSERT_TRUE(SameBits(y, i, expected, i)) << "row " << i;
   }
 }
 

@@ -6,12 +6,10 @@
 #include <cmath>
 #include <cstring>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "kernels/cpu/ops.h"
 #include "kernels/cpu/quantized_panel.h"
-#include "kernels/int8_matmul.h"
 #include "kernels/quantized.h"
 #include "tests/unit/kernels/kernel_testing.h"
 #include "tests/unit/kernels/random_blocks.h"
@@ -120,33 +118,25 @@ TEST_P(QuantizedMatmulTest, RoundsRowsAsTheReferenceDoes) {
     x[64 + random_.Int(0, 31)] = round % 2 == 0 ? NAN : -INFINITY;
     for (int64_t i = 96; i < 128; ++i) x[i] *= 1e-38f;
     x[130] = 3e38f;
-    // 128 values with a scale, of which the last ones of a row may be fewer.
-    for (const auto [together, n] : {std::pair(kRoundedValues, kValues),
-                                     std::pair(kInt8GroupValues, kValues - kRoundedValues)}) {
-      std::vector<std::byte> prepared(PreparedRow::Bytes(n));
-      const bool wide = together == kInt8GroupValues;
-      (wide ? ops->prepare_widely_rounded_row : ops->prepare_rounded_row)(x.data(), n,
-                                                                          prepared.data());
-      std::vector<int8_t> expected(n);
-      for (int64_t at = 0; at < n; at += together) {
-        const int64_t count = std::min(together, n - at);
-        const float scale = RoundActivations(x.data() + at, count, expected.data() + at);
-        for (int64_t group = at; group < at + count; group += kRoundedValues) {
-          float prepared_scale;
-          std::memcpy(&prepared_scale, prepared.data() + PreparedRow::ScalesAt(n) + group / 32 * 4,
-                      4);
-          if (std::isnan(scale)) {
-            EXPECT_TRUE(std::isnan(prepared_scale));
-          } else {
-            EXPECT_EQ(prepared_scale, scale);
-          }
-        }
+    std::vector<std::byte> prepared(PreparedRow::Bytes(kValues));
+    ops->prepare_rounded_row(x.data(), kValues, prepared.data());
+    for (int64_t at = 0; at < kValues; at += kRoundedValues) {
+      int8_t expected[kRoundedValues];
+      const float scale = RoundActivations(x.data() + at, kRoundedValues, expected);
+      float prepared_scale;
+      std::memcpy(&prepared_scale, prepared.data() + PreparedRow::ScalesAt(kValues) + at / 32 * 4,
+                  4);
+      if (std::isnan(scale)) {
+        EXPECT_TRUE(std::isnan(prepared_scale));
+      } else {
+        EXPECT_EQ(prepared_scale, scale);
       }
-      ASSERT_EQ(std::memcmp(prepared.data(), expected.data(), n), 0) << together;
-      for (int64_t at = 0; at < n; at += 16) {
+      ASSERT_EQ(std::memcmp(prepared.data() + at, expected, kRoundedValues), 0);
+      for (int64_t half = 0; half < 2; ++half) {
         int32_t sum = 0, prepared_sum;
-        for (int64_t i = 0; i < 16; ++i) sum += expected[at + i];
-        std::memcpy(&prepared_sum, prepared.data() + PreparedRow::SumsAt(n) + at / 16 * 4, 4);
+        for (int64_t i = 0; i < 16; ++i) sum += expected[16 * half + i];
+        std::memcpy(&prepared_sum,
+                    prepared.data() + PreparedRow::SumsAt(kValues) + (at / 16 + half) * 4, 4);
         EXPECT_EQ(prepared_sum, sum);
       }
     }

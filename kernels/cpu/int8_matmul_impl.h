@@ -1,0 +1,122 @@
+// See kernels/int8_matmul.h. Compiled by int8_matmul_{scalar,avx2,avx512}.cc.
+#include <cstring>
+
+#include "kernels/cpu/int8_panel.h"
+#include "kernels/cpu/ops.h"
+#include "kernels/cpu/quantized_kinds_impl.h"
+#include "kernels/cpu/round_row_impl.h"
+#include "kernels/cpu/store_tile_impl.h"
+#include "kernels/cpu/tile_loops_impl.h"
+
+namespace winnow::kernels::WINNOW_ISA {
+namespace {
+
+struct Int8Row {
+  const std::byte* integers;
+  const float* scales;
+  const int32_t* sums;
+};
+
+// Products take integers less Ints::kTaken; these are signed, and become unsigned by 128 more.
+constexpr int32_t kMoreThanSigned = 128 - Ints::kTaken;
+
+// One row takes more panels at a time, because each product waits for the one before it on the same output.
+struct Int8Kernel {
+  static constexpr int kMostRows = kRegsPerPanel == 16 ? 2 : 4,
+                       kMostPanels = kRegsPerPanel == 1 ? 2 : 1;
+  static constexpr int kOneRowPanels = kRegsPerPanel == 1 ? 4 : kRegsPerPanel == 2 ? 2 : 1;
+
+  template <int kRows, int kPanels>
+  static void Tile(const Int8MatmulCall& call, int64_t row, int64_t panel) {
+    constexpr int kRegs = kPanels * kRegsPerPanel;
+    const int64_t n = call.in_features, panel_bytes = Int8PanelBytes(n);
+    Int8Row rows[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      const std::byte* at =
+          static_cast<const std::byte*>(call.rows) + static_cast<size_t>(row + r) * call.row_bytes;
+      rows[r] = {at, reinterpret_cast<const float*>(at + PreparedInt8Row::ScalesAt(n)),
+                 reinterpret_cast<const int32_t*>(at + PreparedInt8Row::SumsAt(n))};
+    }
+    Vec::Reg sums[kRows][kRegs];
+    for (auto& row_sums : sums) {
+      for (Vec::Reg& sum : row_sums) sum = Vec::Zero();
+    }
+    const std::byte* group = call.panels + panel * panel_bytes;
+    for (int64_t g = 0; g < Int8Groups(n); ++g, group += kInt8GroupBytes) {
+      AddGroup<kRows, kPanels>(rows, g, group, panel_bytes, call.ahead_bytes, sums);
+    }
+    StoreTile(call, row, panel, sums);
+  }
+
+ private:
+  // Adds group g, whose weights are at `group`, to the sums of kRows rows and kPanels panels.
+  template <int kRows, int kPanels>
+  static void AddGroup(const Int8Row* rows, int64_t g, const std::byte* group, int64_t panel_bytes,
+                       [[maybe_unused]] int64_t ahead_bytes,
+                       Vec::Reg (&sums)[kRows][kPanels * kRegsPerPanel]) {
+    constexpr int kRegs = kPanels * kRegsPerPanel;
+    Ints::Reg products[kRows][kRegs];
+    for (int r = 0; r < kRows; ++r) {
+      for (Ints::Reg& product : products[r]) {
+        product = Ints::Set1(-kMoreThanSigned * rows[r].sums[g]);
+      }
+    }
+    for (int64_t step = 0; step < kInt8GroupSteps; ++step) {
+      Ints::Reg w[kRegs];
+      for (int i = 0; i < kRegs; ++i) {
+        const std::byte* const at = group + i / kRegsPerPanel * panel_bytes + step * kInt8StepBytes;
+        w[i] = Ints::FlipSigns(Ints::Load(at, i % kRegsPerPanel));
+        if constexpr (kRows == 1) {
+          if (ahead_bytes > 0) __builtin_prefetch(at + ahead_bytes);
+        }
+      }
+      for (int r = 0; r < kRows; ++r) {
+        int32_t four;
+        std::memcpy(&four, rows[r].integers + g * kInt8GroupValues + step * kInt8StepInputs,
+                    sizeof four);
+        const Ints::Reg inputs = Ints::Set1(four);
+        for (int i = 0; i < kRegs; ++i) products[r][i] = Ints::Dot<8>(products[r][i], w[i], inputs);
+      }
+    }
+    for (int i = 0; i < kRegs; ++i) {
+      const std::byte* const scales = group + i / kRegsPerPanel * panel_bytes + kInt8ScalesAt;
+      if constexpr (kRows == 1) {
+        if (ahead_bytes > 0) __builtin_prefetch(scales + ahead_bytes);
+      }
+      const Vec::Reg scale =
+          Vec::Load(reinterpret_cast<const float*>(scales) + i % kRegsPerPanel * Vec::kLanes);
+      for (int r = 0; r < kRows; ++r) {
+        sums[r][i] = Vec::FusedMulAdd(Ints::ToFloat(products[r][i]),
+                                 Vec::Mul(scale, Vec::Set1(rows[r].scales[g])), sums[r][i]);
+      }
+    }
+  }
+};
+
+}  // namespace
+
+void Int8MatmulTiles(const Int8MatmulCall& call, int64_t first_row, int64_t last_row,
+                     int64_t first_panel, int64_t last_panel) {
+  TileLoops<Int8Kernel, Int8MatmulCall>::Run(call, first_row, last_row, first_panel, last_panel);
+}
+
+void PrepareInt8Row(const float* x, int64_t n, void* out) {
+  std::byte* const to = static_cast<std::byte*>(out);
+  float* const scales = reinterpret_cast<float*>(to + PreparedInt8Row::ScalesAt(n));
+  int32_t* const sums = reinterpret_cast<int32_t*>(to + PreparedInt8Row::SumsAt(n));
+  for (int64_t g = 0; g < Int8Groups(n); ++g) {
+    const int64_t first = g * kInt8GroupValues;
+    const int64_t count = n - first < kInt8GroupValues ? n - first : kInt8GroupValues;
+    const Rounding rounding(x + first, count);
+    scales[g] = rounding.scale();
+    sums[g] = 0;
+    for (int64_t i = 0; i < count; i += kRoundedValues) {
+      int32_t halves[2];
+      rounding.Round(x + first + i, to + first + i, halves);
+      sums[g] += halves[0] + halves[1];
+    }
+    std::memset(to + first + count, 0, static_cast<size_t>(kInt8GroupValues - count));
+  }
+}
+
+}  // namespace winnow::kernels::WINNOW_ISA

@@ -1,0 +1,153 @@
+#include "kernels/int8_matmul.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "kernels/cpu/int8_panel.h"
+#include "kernels/cpu/ops.h"
+#include "kernels/quantized.h"
+#include "kernels/quantized_matmul.h"
+#include "tests/unit/kernels/kernel_testing.h"
+#include "tests/unit/kernels/random_blocks.h"
+
+namespace winnow::kernels {
+namespace {
+
+class Int8MatmulTest : public EachIsa {};
+WINNOW_FOR_EACH_ISA(Int8MatmulTest);
+
+// Sums of integers are exact, and the rest is in one order: every instruction set has the oracle's bits.
+TEST_P(Int8MatmulTest, HasTheBitsOfTheReferenceForOddShapes) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 30; ++round) {
+    const auto backend = Make(static_cast<int>(random_.Int(1, 3)));
+    // Rows that end anywhere within a group; on AMX all heights of tiles.
+    const int64_t in = 32 * random_.Int(1, 20), out_a = random_.Int(1, 150);
+    const int64_t out_b = random_.Int(0, 70);
+    const int64_t m = round % 5 == 0 ? random_.Int(33, 200) : random_.Int(1, 34);
+    SCOPED_TRACE(testing::Message()
+                 << "m " << m << ", in " << in << ", out " << out_a << "+" << out_b);
+    const BlockMatrix a(random_, out_a, in, WeightType::kI8x128);
+    const BlockMatrix b(random_, out_b, in, WeightType::kI8x128);
+    Matrix x = Matrix::Normal(random_, m, in), bias = Matrix::Normal(random_, 1, out_a + out_b);
+    Matrix y = Matrix::Normal(random_, m, out_a + out_b), expected = y;
+    MatmulEpilogue epilogue;
+    if (random_.Int(0, 1) == 1) epilogue.bias = bias.row(0);
+    epilogue.accumulate = random_.Int(0, 1) == 1;
+    const auto w = backend->PackStored({{a.stored(), b.stored()}}, DType::kBF16);
+    backend->Matmul(x.tensor(), *w, y.tensor(), epilogue);
+    EXPECT_TRUE(y.GuardsIntact());
+    std::vector<StoredMatrix> both = {a.stored()};
+    for (const std::byte* row : b.stored().rows) both[0].rows.push_back(row);
+    Int8MatmulRef(x.tensor(), both[0], expected.tensor(), epilogue);
+    for (int64_t i = 0; i < m; ++i) ASSERT_TRUE(SameBits(y, i, expected, i)) << "row " << i;
+  }
+}
+
+// The integer -128, which files may have, has no positive counterpart.
+TEST_P(Int8MatmulTest, TakesTheLeastAndTheLargestIntegers) {
+  const int64_t in = 160, out = 20;
+  const int64_t row_bytes = WeightRowBytes(WeightType::kI8x128, in);
+  std::vector<std::byte> rows(out * row_bytes);
+  StoredMatrix w{.type = WeightType::kI8x128, .cols = in, .rows = {}};
+  for (int64_t o = 0; o < out; ++o) {
+    std::byte* const row = rows.data() + o * row_bytes;
+    for (int64_t i = 0; i < in; ++i) {
+      row[i / 32 * 34 + 2 + i % 32] = std::byte{static_cast<uint8_t>(o % 2 == 0 ? 0x80 : 0x7f)};
+      const F16 one = ToF16(1);
+      std::memcpy(row + i / 32 * 34, &one, sizeof one);
+    }
+    w.rows.push_back(row);
+  }
+  Matrix x(40, in), y(40, out), expected(40, out);
+  for (int64_t i = 0; i < 40; ++i) {
+    for (int64_t k = 0; k < in; ++k) x.row(i)[k] = i % 2 == 0 ? -127.0f : 127.0f;
+  }
+  const auto backend = Make(2);
+  backend->Matmul(x.tensor(), *backend->PackStored({{w}}, DType::kBF16), y.tensor(), {});
+  Int8MatmulRef(x.tensor(), w, expected.tensor(), {});
+  EXPECT_EQ(expected.row(0)[0], 160 * 127 * 128);
+  for (int64_t i = 0; i < 40; ++i) ASSERT_TRUE(SameBits(y, i, expected, i)) << "row " << i;
+}
+
+TEST_P(Int8MatmulTest, ARowIsTheSameBitsAloneAndInABatchOfAnySize) {
+  SCOPED_TRACE(Seed());
+  const int64_t in = 32 * random_.Int(3, 30), out = random_.Int(150, 300), most = 300;
+  const BlockMatrix w(random_, out, in, WeightType::kI8x128);
+  const auto backend = Make(1);
+  const auto packed = backend->PackStored({{w.stored()}}, DType::kF32);
+  Matrix x = Matrix::Normal(random_, most, in), alone(most, out);
+  for (int64_t i = 0; i < most; ++i) {
+    backend->Matmul(x.tensor().RowRange(i, 1), *packed, alone.tensor().RowRange(i, 1), {});
+  }
+  for (int threads = 1; threads <= 3; ++threads) {
+    const auto other = Make(threads);
+    const auto repacked = other->PackStored({{w.stored()}}, DType::kF32);
+    for (const int64_t m : {2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 127, 129, 300}) {
+      const int64_t first = random_.Int(0, most - m);
+      Matrix y(m, out);
+      other->Matmul(x.tensor().RowRange(first, m), *repacked, y.tensor(), {});
+      for (int64_t i = 0; i < m; ++i) {
+        ASSERT_TRUE(SameBits(y, i, alone, first + i)) << "m " << m << ", " << threads << " threads";
+      }
+    }
+  }
+}
+
+TEST_P(Int8MatmulTest, RoundsRowsAsTheReferenceDoes) {
+  SCOPED_TRACE(Seed());
+  const CpuOps* ops = FindCpuOps(GetParam().c_str());
+  for (int round = 0; round < 50; ++round) {
+    const int64_t n = 32 * random_.Int(1, 12);
+    std::vector<float> x(n);
+    for (float& value : x) value = random_.Normal() * std::exp(random_.Normal(3));
+    // Halves are ties, and the largest is a power of two: the integers lie on them exactly.
+    for (int64_t i = 0; i < 32; ++i) x[i] = static_cast<float>(random_.Int(-254, 254)) / 2;
+    if (round % 3 == 0) x[0] = 127;
+    if (n > 128) x[128 + random_.Int(0, std::min<int64_t>(n - 128, 128) - 1)] = round % 2 == 0 ? NAN : -INFINITY;
+    if (n > 256) std::fill(x.begin() + 256, x.end(), 1e-38f);
+    std::vector<std::byte> prepared(PreparedInt8Row::Bytes(n), std::byte{0x55});
+    ops->prepare_int8_row(x.data(), n, prepared.data());
+    for (int64_t g = 0; g < Int8Groups(n); ++g) {
+      const int64_t count = std::min(kInt8GroupValues, n - g * kInt8GroupValues);
+      int8_t expected[kInt8GroupValues] = {};
+      const float scale = RoundActivations(x.data() + g * kInt8GroupValues, count, expected);
+      ASSERT_EQ(std::memcmp(prepared.data() + g * kInt8GroupValues, expected, sizeof expected), 0);
+      float prepared_scale;
+      int32_t prepared_sum, sum = 0;
+      std::memcpy(&prepared_scale, prepared.data() + PreparedInt8Row::ScalesAt(n) + 4 * g, 4);
+      std::memcpy(&prepared_sum, prepared.data() + PreparedInt8Row::SumsAt(n) + 4 * g, 4);
+      for (const int8_t integer : expected) sum += integer;
+      EXPECT_EQ(prepared_sum, sum);
+      if (std::isnan(scale)) {
+        EXPECT_TRUE(std::isnan(prepared_scale));
+      } else {
+        EXPECT_EQ(prepared_scale, scale);
+      }
+    }
+  }
+}
+
+TEST_P(Int8MatmulTest, NotANumberStaysInItsRow) {
+  const auto backend = Make(2);
+  const BlockMatrix w(random_, 40, 288, WeightType::kI8x128);
+  const auto packed = backend->PackStored({{w.stored()}}, DType::kBF16);
+  Matrix x = Matrix::Normal(random_, 9, 288), clean(9, 40), dirty(9, 40);
+  backend->Matmul(x.tensor(), *packed, clean.tensor(), {});
+  x.row(4)[270] = NAN;
+  backend->Matmul(x.tensor(), *packed, dirty.tensor(), {});
+  for (int64_t i = 0; i < 9; ++i) {
+    if (i == 4) {
+      for (int64_t j = 0; j < 40; ++j) EXPECT_TRUE(std::isnan(dirty.row(i)[j]));
+    } else {
+      EXPECT_TRUE(SameBits(dirty, i, clean, i));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace winnow::kernels
