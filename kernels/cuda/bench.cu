@@ -210,7 +210,7 @@ int Main(int argc, char** argv) {
       std::fprintf(
           stderr,
           "usage: %s [--filter codes|masses|encode|attend|gather|fetch|far|pin|top-p|completion|"
-          "sample|products|gated|blocks|prompt] [--shape TEXT]\n",
+          "sample|products|gated|blocks|int8|layer|prompt] [--shape TEXT]\n",
           argv[0]);
       return 2;
     }
@@ -233,6 +233,7 @@ int Main(int argc, char** argv) {
   BenchGated(bench);
   BenchBlocks(bench);
   BenchInt8(bench);
+  BenchInt8Layer(bench);
   BenchPrompt(bench);
   return 0;
 }

@@ -167,6 +167,7 @@ void BenchProducts(Bench& bench);    // products
 void BenchGated(Bench& bench);       // gated
 void BenchBlocks(Bench& bench);      // blocks
 void BenchInt8(Bench& bench);        // int8
+void BenchInt8Layer(Bench& bench);   // layer
 void BenchPrompt(Bench& bench);      // prompt
 
 }  // namespace winnow::kernels::cuda

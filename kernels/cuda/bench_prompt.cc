@@ -143,6 +143,46 @@ void BenchBlocks(Bench& bench) {
   }
 }
 
+// Copies of a matrix for W8A8. They hold the same few rows again and again, as many as memory of the host is filled with fast.
+class Int8Matrices {
+ public:
+  Int8Matrices(int64_t out, int64_t in, int copies)
+      : w_{nullptr, out, in, DeviceWeights::Way::kInt8, DType::kBF16, WeightType::kI8x128},
+        bytes_(static_cast<int64_t>(Int8WeightBytes(out, in))),
+        memory_(bytes_ * copies) {
+    constexpr int64_t kRows = 256;
+    const int64_t row_bytes = WeightRowBytes(WeightType::kI8x128, in);
+    std::vector<std::byte> rows(kRows * row_bytes);
+    std::vector<float> values(in);
+    uint32_t state = 1;
+    for (int64_t i = 0; i < kRows; ++i) {
+      for (float& value : values) {
+        state = state * 1664525u + 1013904223u;
+        value = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-36f;
+      }
+      QuantizeRow(WeightType::kI8x128, values.data(), in, rows.data() + i * row_bytes);
+    }
+    const Memory<std::byte> source(rows);
+    for (int i = 0; i < copies; ++i) {
+      for (int64_t first = 0; first < out; first += kRows) {
+        CHECK_CUDA(PackInt8(source.data(), first, std::min(kRows, out - first), copy(i), nullptr));
+      }
+    }
+    CHECK_CUDA(cudaDeviceSynchronize());
+  }
+  DeviceWeights copy(int i) const {
+    DeviceWeights copy = w_;
+    copy.data = memory_.data() + i * bytes_;
+    return copy;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  DeviceWeights w_;
+  int64_t bytes_;
+  Memory<std::byte> memory_;
+};
+
 // Products of W8A8, and rounding their rows.
 void BenchInt8(Bench& bench) {
   if (!bench.Wants("int8")) return;
@@ -150,36 +190,8 @@ void BenchInt8(Bench& bench) {
     int64_t out, in;
   };
   for (const Case c : {Case{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}}) {
-    // As many different rows as there are in memory of the host, again and again.
-    constexpr int64_t kRows = 256;
-    const int64_t row_bytes = WeightRowBytes(WeightType::kI8x128, c.in);
-    std::vector<std::byte> rows(kRows * row_bytes);
-    std::vector<float> values(c.in);
-    uint32_t state = 1;
-    for (int64_t i = 0; i < kRows; ++i) {
-      for (float& value : values) {
-        state = state * 1664525u + 1013904223u;
-        value = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-36f;
-      }
-      QuantizeRow(WeightType::kI8x128, values.data(), c.in, rows.data() + i * row_bytes);
-    }
-    const Memory<std::byte> source(rows);
-    DeviceWeights w{
-        nullptr, c.out, c.in, DeviceWeights::Way::kInt8, DType::kBF16, WeightType::kI8x128};
-    const auto bytes = static_cast<int64_t>(Int8WeightBytes(c.out, c.in));
-    const int copies = Bench::Copies(static_cast<double>(bytes));
-    Memory<std::byte> weights(bytes * copies);
-    const auto copy_of = [&](int i) {
-      DeviceWeights copy = w;
-      copy.data = weights.data() + i * bytes;
-      return copy;
-    };
-    for (int i = 0; i < copies; ++i) {
-      for (int64_t first = 0; first < c.out; first += kRows) {
-        CHECK_CUDA(
-            PackInt8(source.data(), first, std::min(kRows, c.out - first), copy_of(i), nullptr));
-      }
-    }
+    const int copies = Bench::Copies(static_cast<double>(Int8WeightBytes(c.out, c.in)));
+    const Int8Matrices w(c.out, c.in, copies);
     for (const int64_t m : {1, 2, 4, 8, 9, 16, 32, 33, 64, 65, 96, 128, 256, 512, 1024, 2048}) {
       const std::string text = Text("m %d, out %d, in %d", static_cast<int>(m),
                                     static_cast<int>(c.out), static_cast<int>(c.in));
@@ -194,15 +206,59 @@ void BenchInt8(Bench& bench) {
       args.y = y.data();
       args.y_stride = c.out;
       const double seconds = bench.Seconds(copies, 10, [&](int i, cudaStream_t stream) {
-        return MatmulRounded(args, copy_of(i), rounded.data(), stream);
+        return MatmulRounded(args, w.copy(i), rounded.data(), stream);
       });
       bench.Report("product, W8A8", text, seconds,
-                   static_cast<double>(bytes + m * c.in) + 4.0 * static_cast<double>(m * c.out),
+                   static_cast<double>(w.bytes() + m * c.in) + 4.0 * static_cast<double>(m * c.out),
                    false, 2.0 * static_cast<double>(m) * static_cast<double>(c.out * c.in));
       const double rounding = bench.Seconds(
           1, 10, [&](int, cudaStream_t stream) { return RoundRows(of_x, rounded.data(), stream); });
       bench.Report("rounding", text, rounding, 5.0 * static_cast<double>(m * c.in));
     }
+  }
+}
+
+// A layer of W8A8 without attention: a product alone begins while the one before it still runs, and in a layer it waits for its rows.
+void BenchInt8Layer(Bench& bench) {
+  if (!bench.Wants("layer")) return;
+  constexpr int64_t kHidden = 4096, kQkv = 6144, kWidth = 14336;
+  constexpr int kCopies = 2;
+  const Int8Matrices qkv(kQkv, kHidden, kCopies), o(kHidden, kHidden, kCopies),
+      gate_up(2 * kWidth, kHidden, kCopies), down(kHidden, kWidth, kCopies);
+  for (const int64_t m : {1, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192}) {
+    const std::string text = Text("m %d", static_cast<int>(m));
+    if (!bench.WantsShape(text)) continue;
+    const auto hidden = RandomFloats(m * kHidden), norm = RandomFloats(kHidden);
+    Memory<float> sums(m * 2 * kWidth);
+    Memory<std::byte> rounded(static_cast<int64_t>(RoundedBytes(m, kWidth)));
+    const DeviceMatrix of_hidden = {hidden.data(), m, kHidden, kHidden};
+    const auto product = [&](const DeviceWeights& w, bool to_hidden, cudaStream_t stream) {
+      MatmulArgs args;
+      args.m = m;
+      args.y = to_hidden ? hidden.data() : sums.data();
+      args.y_stride = w.out;
+      args.accumulate = to_hidden;
+      CHECK_CUDA(MatmulRounded(args, w, rounded.data(), stream));
+    };
+    const auto round_norm = [&](cudaStream_t stream) {
+      CHECK_CUDA(RmsNormRounded(of_hidden, norm.data(), 1e-5f, rounded.data(), stream));
+    };
+    const double seconds = bench.Seconds(kCopies, 4, [&](int i, cudaStream_t stream) {
+      round_norm(stream);
+      product(qkv.copy(i), false, stream);
+      CHECK_CUDA(RoundRows({sums.data(), m, kHidden, kQkv}, rounded.data(), stream));
+      product(o.copy(i), true, stream);
+      round_norm(stream);
+      product(gate_up.copy(i), false, stream);
+      CHECK_CUDA(SiluMulRounded({sums.data(), m, 2 * kWidth, 2 * kWidth}, rounded.data(), stream));
+      product(down.copy(i), true, stream);
+      return cudaSuccess;
+    });
+    bench.Report("layer, W8A8", text, seconds,
+                 static_cast<double>(qkv.bytes() + o.bytes() + gate_up.bytes() + down.bytes()),
+                 false,
+                 2.0 * static_cast<double>(m) *
+                     static_cast<double>(kHidden * (kQkv + kHidden + 3 * kWidth)));
   }
 }
 

@@ -138,6 +138,19 @@ __device__ __forceinline__ void SynchronizeCluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                    : "memory");
 }
+// Whether this thread is the one of its warp that the device chooses, always the same. REQUIRES: the whole warp calls it. The
+// compiler knows that what follows is done by one thread.
+__device__ __forceinline__ bool IsElected() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred elected;\n"
+      "elect.sync _|elected, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, elected;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
 __device__ __forceinline__ uint32_t RankInCluster() {
   uint32_t rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

@@ -1,27 +1,52 @@
 // Mapping, kInt8 on Hopper. W is the left operand of a warpgroup's matrix instructions and x the right one; both come from shared
 // memory, as panels (matmul_int8_parts.cuh). A stage is a group: four instructions make its exact sums, which then are added to a
-// thread's float32 sums while the instructions of the next group run.
+// thread's float32 sums while the instructions of later groups run.
 //
 // A prompt's rows: two warpgroups that multiply, of 64 outputs each by 128 rows; two blocks are a cluster that shares rows, and each
 // copies one of the two panels to both. Up to kMatmulBatchRows: one warpgroup and no cluster, 64 outputs by 8 to 128 rows, so that more
-// multiprocessors take part in reading W. One warp fills stages, over the borders of tiles, and W of the first ones while the
-// kernel before still runs.
+// multiprocessors take part in reading W. Up to kNarrowRows tiles have 32 outputs where that gives every tile a multiprocessor of its own.
+// The instructions read 64 outputs all the same; the sums of what lies behind the 32 are not used.
 //
-// One H200, us, and what was tried and lost (HBM takes 27 and 13 for W):
+// Four warps fill stages, each by copies of its own, over the borders of tiles, and W of the first ones while the kernel before still
+// runs. It is one thread of a warp that copies, and a warp's number comes from a shuffle: then the compiler computes addresses once for
+// a warp, in uniform registers, and a copy is no loop over lanes.
+//
+// One H200, us, and what was tried and lost (HBM takes 27 and 13 for W). With 2,048 rows and more the card is at its limit of power, and
+// 3 % are noise.
 //
 //   outputs, inner values; rows                            28672, 4096; 1, 64, 2048   4096, 14336; 1, 64, 2048
-//   as it is                                                -   39   604               -    -    -
-//   an integer made a float by two additions (as in all below)   32   40   636         28   36   301
+//   as it is                                               28   35   592              17   25   255
+//   tiles of 64 outputs for all rows                        28    -    -               17    -    -
+//   of 32 for all rows of a batch                           31   51    -               17   27    -
+//   a group's instructions before the additions of the last, also from two to two   28   35   596   17   25   256: spills
+//   warps' numbers and descriptors computed by each lane    29   36   582              18   26   267
+//   the same, and lanes of one warp make all copies         32   39   606              28   35   277
+//   so, tiles of 32, 48 and 16 outputs (250 to 320 ns a stage, however small)   53, 46, 101   67, 56, 161   -   33, 36, 65   41, 45, 80   -
+// and of that last form:
+//   an integer made a float by two additions (as in all below)   32   40   636        28   36   301
 //   the warpgroups of a prompt taking turns                 -    -    630              -    -    300
 //   four sums of a group side by side, added at the end     32   40   -                30   37   -
 //   scales of W read by threads, from where they lie        44   57   639              35   44   307
 //   W from registers, 176 rows of a prompt, a copy of 2 KiB for each warp   -   40   681   -   48   333
 //   the same, taking turns                                  -    -    746              -    -    358
 //   few rows by m16n8k32, a warp for 16 outputs, x asked of L1 a group ahead   29   -   -   33   -   -
-//   the same, x by the copy engine, too                     42   -    -                28   -    -
+//   the same, x by the copy engine, too                     42   28    -                28   -    -
 //
-// Left: a multiprocessor takes some 32 GB/s by these copies, and 4,096 outputs are 64 blocks; with x as the left operand a tile
-// could have 32 outputs. Of a prompt, matrix instructions take 40 % of the time: additions of the second group of two wait for them.
+// Where one product follows another, the next one's blocks run on multiprocessors that the last one leaves idle, and few tiles cost
+// little. In a layer a product waits for its rows. A layer of Llama-3.1-8B's shape without attention (winnow_cuda_bench --filter layer;
+// HBM takes 52), 1, 4, 8, 16, 64, 128 and 2048 rows:
+//   lanes of one warp make all copies                      87, 88, 88, 92, 113, 157, 1283
+//   tiles of 64 outputs for all rows                       71, 70, 69, 72, 93, 136, 1213
+//   of 32 for o and down, up to 8 rows                     66, 69, 71, 72; up to 16 rows 77
+//   as it is                                               66, 70, 70, 72, 93, 137, 1213
+//   of 32 for all products of a batch                      69, 71, 72, 79, 117, 182, -
+//   stages of 112 KiB, so that the next product's block finds room   72, 74, 75, 79, 125, 145, -
+//     and tiles of 32                                      77, 79, 79, 87, 171, 178, -
+//   of 72 KiB; and tiles of 32                             87, 88, 90, 99, 171, 227, -; 80, 78, 80, 88, 173, 260, -
+//
+// Left: of a prompt, matrix instructions take 40 % of the time.
+#include <utility>
+
 #include "kernels/cuda/matmul_int8_parts.cuh"
 #include "kernels/cuda/matmul_wgmma_parts.cuh"
 
@@ -30,34 +55,54 @@ namespace {
 
 constexpr int32_t kBandRows = 16;
 constexpr int kFillRegisters = 40;
+[[maybe_unused]] constexpr int kFillWarps = kGroupThreads / kLanes;
 
-// kMultipliers: warpgroups that multiply; kRows: of a tile.
-template <int kMultiplierGroups, int kTileRows>
+// Rows up to which tiles of 32 outputs pay: each block reads all rows beside its part of W.
+constexpr int32_t kNarrowRows = 4;
+
+// kMultipliers: warpgroups that multiply; kRows: of a tile; kTileOutputs: outputs of a warpgroup, 64 or 32.
+template <int kMultiplierGroups, int kTileRows, int kTileOutputs = kPanelRows>
 struct Shape {
   static constexpr int kMultipliers = kMultiplierGroups, kRows = kTileRows;
   static constexpr int kClusterBlocks = kMultipliers == 2 ? 2 : 1;
+  static constexpr bool kWholePanels = kTileOutputs == kPanelRows;
+  static_assert(kWholePanels || (kMultipliers == 1 && kTileOutputs < kPanelRows));
   static constexpr int kPanels = (kRows + kPanelRows - 1) / kPanelRows;
   static constexpr int kMyPanels = kPanels / kClusterBlocks;  // that a block copies
   static constexpr int kPanelsRows = kRows / kPanels;         // of a panel that are wanted
   static_assert(kMyPanels * kClusterBlocks == kPanels && kPanelsRows * kPanels == kRows);
   static constexpr int kThreads = (kMultipliers + 1) * kGroupThreads;
   static constexpr int kWarps = kMultipliers * kGroupThreads / kLanes;  // that multiply
-  static constexpr int kOutputs = kMultipliers * kPanelRows;
+  static constexpr int kOutputs = kMultipliers * kTileOutputs;
   static constexpr int kRowTiles = kRows / 8;
+  // Groups whose products a warpgroup starts before it adds the first one's.
+  static constexpr int kSets = kRowTiles <= 4 ? 4 : 2;
   // Registers of a thread that multiplies; 0: as many as it was launched with.
   static constexpr int kMultiplyRegisters = kMultipliers == 2 ? 232 : 0;
   static_assert(kMultiplyRegisters == 0 || SharesRegisters(kMultiplyRegisters, kFillRegisters));
-  // A stage: panels of W, integers of the rows, their scales.
-  static constexpr uint32_t kWPanelBytes = (kRoundedPanelBytes + 1023) / 1024 * 1024;
+  // Copies of W. Whole panels come with their scales; those of fewer outputs come by a copy of their own.
+  static constexpr int kPanelTiles = kPanelRows / kTileOutputs;
+  static constexpr int kWCopies = kWholePanels ? kMultipliers : 2;
+  static_assert(kPanelTiles * kTileOutputs == kPanelRows && kSets >= 2 && kWCopies >= 1);
+  // A stage: W, with its scales where those come along, integers of the rows, their scales, and other scales of W.
+  static constexpr uint32_t kWPanelBytes =
+      kWholePanels ? (kRoundedPanelBytes + 1023) / 1024 * 1024 : kTileOutputs * kGroupValues;
   static constexpr uint32_t kWBytes = kMultipliers * kWPanelBytes;
   static constexpr uint32_t kXBytes = kPanelsRows * kGroupValues, kXScaleBytes = kPanelsRows * 4;
   static constexpr uint32_t kScalesAt = kWBytes + kPanels * kXBytes;
-  static constexpr uint32_t kStageBytes = (kScalesAt + kPanels * kXScaleBytes + 1023) / 1024 * 1024;
-  static constexpr uint32_t kCopiedBytes =
-      kMultipliers * kRoundedPanelBytes + kPanels * (kXBytes + kXScaleBytes);
-  static_assert(kCopiedBytes % 16 == 0 && kWarps % 4 == 0 && kRowTiles * 8 == kRows);
-  static constexpr int kStages = std::min<int>(24, (kGroupsSharedBytes - 1024) / kStageBytes);
-  static constexpr size_t kSharedBytes = kStages * kStageBytes + 1024;
+  static constexpr uint32_t kWScalesAt = kScalesAt + kPanels * kXScaleBytes;
+  static constexpr uint32_t kWScaleBytes = kTileOutputs * 4;
+  static constexpr uint32_t kStageBytes =
+      (kWScalesAt + (kWholePanels ? 0 : kWScaleBytes) + 1023) / 1024 * 1024;
+  // Of W that a stage takes.
+  static constexpr uint32_t kWCopiedBytes =
+      kWholePanels ? kMultipliers * kRoundedPanelBytes : kWPanelBytes + kWScaleBytes;
+  static_assert(kWCopiedBytes % 16 == 0 && kWarps % 4 == 0 && kRowTiles * 8 == kRows);
+  // Matrix instructions read 64 outputs from where a stage begins, also where it has fewer.
+  static constexpr uint32_t kReadPast =
+      kStageBytes < kIntegerBytes ? kIntegerBytes - kStageBytes : 0;
+  static constexpr int kStages = (kGroupsSharedBytes - 1024 - kReadPast) / kStageBytes;
+  static constexpr size_t kSharedBytes = kStages * kStageBytes + kReadPast + 1024;
 };
 
 template <typename S>
@@ -69,18 +114,19 @@ __device__ __forceinline__ void PlaceTile(const Raster& raster, int32_t tile, in
   outputs = output_tile * S::kClusterBlocks + rank;
 }
 
-template <int kMultiplierGroups, int kTileRows>
-__global__ void __launch_bounds__(Shape<kMultiplierGroups, kTileRows>::kThreads, 1)
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads, 1)
     Int8GroupsKernel(const __grid_constant__ Int8Operands operands, const Raster raster) {
 #ifdef WINNOW_WGMMA
-  using S = Shape<kMultiplierGroups, kTileRows>;
   constexpr int kClusterBlocks = S::kClusterBlocks, kRowTiles = S::kRowTiles;
   const Operands& args = operands.product;
   const int32_t groups = operands.groups;
   extern __shared__ uint4 dynamic[];
   __shared__ uint64_t filled[S::kStages], emptied[S::kStages];
   const uint32_t stages_at = (SharedAddress(dynamic) + 1023) / 1024 * 1024;
-  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  // The same in all threads of a warp, which the compiler cannot know of threadIdx: addresses are computed once for a warp then.
+  const int warp = __shfl_sync(kFullMask, threadIdx.x / kLanes, 0);
+  const int lane = threadIdx.x % kLanes;
   const auto rank = kClusterBlocks == 1 ? 0 : static_cast<int>(RankInCluster());
   if (threadIdx.x < S::kStages) {
     InitBarrier(SharedAddress(filled + threadIdx.x));
@@ -97,51 +143,95 @@ __global__ void __launch_bounds__(Shape<kMultiplierGroups, kTileRows>::kThreads,
   const auto all_tiles = static_cast<int32_t>(raster.count());
   if (warp >= S::kWarps) {
     if constexpr (S::kMultiplyRegisters > 0) GiveUpRegisters<kFillRegisters>();
-    // Lanes: W of the warpgroups, integers of this block's panels, their scales. Of what does not exist the last that does.
-    constexpr int kCopies = S::kMultipliers + 2 * S::kMyPanels;
-    const bool fills = warp == S::kWarps && lane < kCopies, of_w = lane < S::kMultipliers;
-    const bool of_scales = lane >= S::kMultipliers + S::kMyPanels;
-    const int my_panel = rank * S::kMyPanels + (lane - S::kMultipliers) % S::kMyPanels;
-    const uint32_t bytes = of_w ? kRoundedPanelBytes : of_scales ? S::kXScaleBytes : S::kXBytes;
-    const uint32_t my_place = of_w        ? lane * S::kWPanelBytes
-                              : of_scales ? S::kScalesAt + my_panel * S::kXScaleBytes
-                                          : S::kWBytes + my_panel * S::kXBytes;
+    // A stage's copies: those of W, then of this block's panels their integers, then their scales. Each warp makes one or two.
+    constexpr int kCopies = S::kWCopies + 2 * S::kMyPanels;
+    constexpr int kMost = (kCopies + kFillWarps - 1) / kFillWarps;  // of a warp
+    const int filler = warp - S::kWarps;
     const int32_t last_panel = (args.m - 1) / kPanelRows, last_w = (args.out - 1) / kPanelRows;
+    // A tile's rows of a panel. A batch is one tile, of which no more is copied than exists.
+    const auto rows_of = [&](int panel) {
+      return kClusterBlocks > 1 ? S::kPanelsRows : min(args.m - panel * kPanelRows, S::kPanelsRows);
+    };
+    uint32_t stage_bytes = S::kWCopiedBytes;
+#pragma unroll
+    for (int panel = 0; panel < S::kPanels; ++panel) {
+      stage_bytes += rows_of(panel) * kGroupValues + (rows_of(panel) + 3) / 4 * 16;
+    }
     InTurn<S::kStages> stage;
-    const auto first_of = [&](int32_t tile) {
+    // Calls with the index of each of this warp's copies.
+    const auto each = [&](const auto& call) {
+#pragma unroll
+      for (int i = 0; i < kMost; ++i) {
+        if (const int copy = filler + i * kFillWarps; copy < kCopies) call(i, copy);
+      }
+    };
+    // Where this warp's copies of a tile begin. Of what does not exist the last that does is copied.
+    const uint8_t* from[kMost];
+    const auto begin = [&](int32_t tile) {
       int32_t first_row, outputs;
       PlaceTile<S>(raster, tile, rank, first_row, outputs);
-      return of_w ? operands.w + int64_t{min(outputs * S::kMultipliers + lane, last_w)} * groups *
-                                     kRoundedPanelBytes
-                  : reinterpret_cast<const uint8_t*>(args.x) +
-                        int64_t{min(first_row / kPanelRows + my_panel, last_panel)} * groups *
-                            kRoundedPanelBytes +
-                        (of_scales ? kIntegerBytes : 0);
+      each([&](int i, int copy) {
+        if (copy >= S::kWCopies) {
+          const int panel = rank * S::kMyPanels + (copy - S::kWCopies) % S::kMyPanels;
+          from[i] = reinterpret_cast<const uint8_t*>(args.x) +
+                    int64_t{min(first_row / kPanelRows + panel, last_panel)} * groups *
+                        kRoundedPanelBytes +
+                    (copy >= S::kWCopies + S::kMyPanels ? kIntegerBytes : 0);
+        } else if (S::kWholePanels) {
+          from[i] = operands.w + int64_t{min(outputs * S::kMultipliers + copy, last_w)} * groups *
+                                     kRoundedPanelBytes;
+        } else {
+          from[i] = operands.w + int64_t{outputs / S::kPanelTiles} * groups * kRoundedPanelBytes +
+                    (copy == 0 ? 0 : kIntegerBytes) +
+                    outputs % S::kPanelTiles * (copy == 0 ? S::kWPanelBytes : S::kWScaleBytes);
+        }
+      });
     };
-    const auto copy = [&](const uint8_t* from) {
+    const auto copy_group = [&](int32_t group) {
       const uint32_t barrier = SharedAddress(filled + stage.index);
-      const uint32_t to = stages_at + stage.index * S::kStageBytes + my_place;
-      if (lane == 0) ArriveExpecting(barrier, S::kCopiedBytes);
-      if (kClusterBlocks == 1 || of_w) {
-        BulkCopy(to, from, bytes, barrier);
-      } else {
-        BulkCopyToAll(to, from, bytes, barrier, (1 << kClusterBlocks) - 1);
-      }
+      const uint32_t to = stages_at + stage.index * S::kStageBytes;
+      if (filler == 0) ArriveExpecting(barrier, stage_bytes);
+      each([&](int i, int copy) {
+        const uint8_t* const source = from[i] + int64_t{group} * kRoundedPanelBytes;
+        if (copy < S::kWCopies) {
+          if (S::kWholePanels) {
+            BulkCopy(to + copy * S::kWPanelBytes, source, kRoundedPanelBytes, barrier);
+          } else {
+            BulkCopy(to + (copy == 0 ? 0 : S::kWScalesAt), source,
+                     copy == 0 ? S::kWPanelBytes : S::kWScaleBytes, barrier);
+          }
+          return;
+        }
+        const int panel = rank * S::kMyPanels + (copy - S::kWCopies) % S::kMyPanels;
+        const bool scales = copy >= S::kWCopies + S::kMyPanels;
+        const int32_t rows = rows_of(panel);
+        const uint32_t bytes = scales ? (rows + 3) / 4 * 16 : rows * kGroupValues;
+        const uint32_t place =
+            scales ? S::kScalesAt + panel * S::kXScaleBytes : S::kWBytes + panel * S::kXBytes;
+        if (kClusterBlocks == 1) {
+          BulkCopy(to + place, source, bytes, barrier);
+        } else {
+          BulkCopyToAll(to + place, source, bytes, barrier, (1 << kClusterBlocks) - 1);
+        }
+      });
       stage.Next();
     };
     // W does not wait for the kernel before, as far as stages are free. All tiles have rows: the first has a group.
-    const int32_t early = fills && of_w && !args.new_weights ? min(S::kStages, groups) : 0;
-    const uint8_t* from = fills && first_tile < all_tiles ? first_of(first_tile) : nullptr;
-    for (int32_t group = 0; group < early && from != nullptr; ++group)
-      copy(from + group * kRoundedPanelBytes);
+    const int32_t early = filler < S::kWCopies && !args.new_weights ? min(S::kStages, groups) : 0;
+    if (filler < kCopies && first_tile < all_tiles && IsElected()) {
+      begin(first_tile);
+      for (int32_t group = 0; group < early; ++group) copy_group(group);
+    }
     WaitForEarlier();
     LetNextStart();
-    for (int32_t tile = first_tile; fills && tile < all_tiles; tile += clusters) {
-      const bool is_first = tile == first_tile;
-      if (!is_first) from = first_of(tile);
-      for (int32_t group = is_first ? early : 0; group < groups; ++group) {
-        WaitForPhase(SharedAddress(emptied + stage.index), stage.parity ^ 1);
-        copy(from + int64_t{group} * kRoundedPanelBytes);
+    if (filler < kCopies && IsElected()) {
+      for (int32_t tile = first_tile; tile < all_tiles; tile += clusters) {
+        const bool is_first = tile == first_tile;
+        if (!is_first) begin(tile);
+        for (int32_t group = is_first ? early : 0; group < groups; ++group) {
+          WaitForPhase(SharedAddress(emptied + stage.index), stage.parity ^ 1);
+          copy_group(group);
+        }
       }
     }
   } else {
@@ -150,32 +240,37 @@ __global__ void __launch_bounds__(Shape<kMultiplierGroups, kTileRows>::kThreads,
     LetNextStart();
     const uint32_t my_stages = __shfl_sync(kFullMask, stages_at, 0);  // as all in a warp have it
     const uint32_t my_w = __shfl_sync(kFullMask, stages_at + warp / 4 * S::kWPanelBytes, 0);
+    // The halves of SharedMatrix() that are the same in all stages, and those that differ, of the first stage: 32 bits
+    // are added faster than 64.
+    constexpr uint64_t kHigh = 0xffffffff00000000;
+    const uint64_t matrices = SharedMatrix(0, 1024) & kHigh;
+    const auto my_w_matrix = static_cast<uint32_t>(SharedMatrix(my_w, 1024));
+    const auto my_x_matrix = static_cast<uint32_t>(SharedMatrix(my_stages + S::kWBytes, 1024));
     InTurn<S::kStages> started, stage;  // of the groups that are multiplied, and added
     for (int32_t tile = first_tile; tile < all_tiles; tile += clusters) {
       int32_t first_row, outputs;
       PlaceTile<S>(raster, tile, rank, first_row, outputs);
       float sums[kRowTiles][4];
       SetTile(sums, 0.0f);
-      // Sums of a group that is multiplied, and of the next.
-      int32_t products[2][kRowTiles][4];
+      int32_t products[S::kSets][kRowTiles][4];  // sums of groups that are multiplied
       const auto start = [&]<int kSet>() {
         WaitForPhase(SharedAddress(filled + started.index), started.parity);
-        const uint64_t w = SharedMatrix(my_w + started.index * S::kStageBytes, 1024);
-        const uint64_t x =
-            SharedMatrix(my_stages + started.index * S::kStageBytes + S::kWBytes, 1024);
+        const uint32_t at = started.index * (S::kStageBytes / 16);
         started.Next();
         FenceGroup();
 #pragma unroll
         for (int s = 0; s < kGroupSlices; ++s) {
-          GroupMultiplyAdd(products[kSet], Further(w, s * 32), Further(x, s * 32), s > 0);
+          GroupMultiplyAdd(products[kSet], matrices | (my_w_matrix + at + s * 2),
+                           matrices | (my_x_matrix + at + s * 2), s > 0);
         }
         CommitGroup();
       };
       const auto finish = [&]<int kSet>() {
-        const uint32_t of_rows =
-            my_stages + stage.index * S::kStageBytes + S::kScalesAt + lane % 4 * 8;
-        const float2 scales =
-            LoadSharedPair(my_w + stage.index * S::kStageBytes + WScalesAt(warp % 4, lane / 4));
+        const uint32_t of_stage = my_stages + stage.index * S::kStageBytes;
+        const uint32_t of_rows = of_stage + S::kScalesAt + lane % 4 * 8;
+        const float2 scales = LoadSharedPair(
+            S::kWholePanels ? my_w + stage.index * S::kStageBytes + WScalesAt(warp % 4, lane / 4)
+                            : of_stage + S::kWScalesAt - kIntegerBytes + WScalesAt(warp, lane / 4));
 #pragma unroll
         for (int j = 0; j < kRowTiles; ++j) {
           AddGroup(products[kSet][j], scales, LoadSharedPair(of_rows + j * 32), sums[j]);
@@ -188,24 +283,26 @@ __global__ void __launch_bounds__(Shape<kMultiplierGroups, kTileRows>::kThreads,
         }
         stage.Next();
       };
+      const auto add_groups = [&]<int... i>(std::integer_sequence<int, i...>) {
+        (start.template operator()<i>(), ...);
+        ((WaitForGroups<S::kSets - 1 - i>(), finish.template operator()<i>()), ...);
+      };
       int32_t group = 0;
-      for (; group + 1 < groups; group += 2) {
-        start.template operator()<0>();
-        start.template operator()<1>();
-        WaitForGroups<1>();
-        finish.template operator()<0>();
-        WaitForGroups<0>();
-        finish.template operator()<1>();
+      for (; group + S::kSets <= groups; group += S::kSets) {
+        add_groups(std::make_integer_sequence<int, S::kSets>());
       }
-      if (group < groups) {
+      for (; group < groups; ++group) {
         start.template operator()<0>();
         WaitForGroups<0>();
         finish.template operator()<0>();
       }
-      const int32_t output = outputs * S::kOutputs + warp * 16 + lane / 4;
+      // A tile of fewer than 64 outputs has none for its last warps: theirs count as outputs that W does not have.
+      const bool has_outputs = warp * 16 < S::kOutputs;
+      const int32_t output = has_outputs ? outputs * S::kOutputs + warp * 16 + lane / 4 : args.out;
       const int32_t row = first_row + lane % 4 * 2;
       AddBias(args, output, output + 8, sums);
-      if ((outputs + 1) * S::kOutputs <= args.out && first_row + S::kRows <= args.m) {
+      if (has_outputs && (outputs + 1) * S::kOutputs <= args.out &&
+          first_row + S::kRows <= args.m) {
         WriteTile<true>(args, output, row, sums);
       } else {
         WriteTile<false>(args, output, row, sums);
@@ -221,21 +318,34 @@ Raster RasterFor(const Int8Operands& operands) {
   return RasterOf(operands.product, S::kRows, S::kClusterBlocks * S::kOutputs, kBandRows);
 }
 
-template <int kTileRows>
-cudaError_t LaunchBatch(const Int8Operands& operands, const Stream& stream) {
-  using S = Shape<1, kTileRows>;
+template <typename S>
+cudaError_t LaunchTiles(const Int8Operands& operands, const Stream& stream) {
   const Raster raster = RasterFor<S>(operands);
   const int64_t at_once = CurrentDevice().multiprocessors;
-  return LaunchAs({.starts_early = true}, Int8GroupsKernel<1, kTileRows>,
+  return LaunchAs({.starts_early = true}, Int8GroupsKernel<S>,
                   dim3(static_cast<unsigned>(std::min(raster.count(), at_once))), S::kThreads,
                   S::kSharedBytes, stream, operands, raster);
 }
 
+template <int kTileRows>
+cudaError_t LaunchBatch(const Int8Operands& operands, const Stream& stream) {
+  if constexpr (kTileRows == 8) {
+    using Narrow = Shape<1, kTileRows, kPanelRows / 2>;
+    if (operands.product.m <= kNarrowRows &&
+        RasterFor<Narrow>(operands).count() <= CurrentDevice().multiprocessors) {
+      return LaunchTiles<Narrow>(operands, stream);
+    }
+  }
+  return LaunchTiles<Shape<1, kTileRows>>(operands, stream);
+}
+
+using PromptShape = Shape<2, 2 * kPanelRows>;
+
 cudaError_t LaunchPrompt(const Int8Operands& operands, const Stream& stream) {
-  using S = Shape<2, 2 * kPanelRows>;
+  using S = PromptShape;
   static_assert(S::kThreads == kGroupsThreads);
   thread_local ClustersAtOnce at_once;
-  return LaunchRaster<S::kClusterBlocks>(Int8GroupsKernel<2, 2 * kPanelRows>, S::kSharedBytes,
+  return LaunchRaster<S::kClusterBlocks>(Int8GroupsKernel<S>, S::kSharedBytes,
                                          RasterFor<S>(operands), at_once, stream, operands);
 }
 
@@ -243,7 +353,7 @@ cudaError_t LaunchPrompt(const Int8Operands& operands, const Stream& stream) {
 
 bool HasInt8GroupMatmul() {
   thread_local CodeHere code;
-  return code.Has(Int8GroupsKernel<2, 2 * kPanelRows>, kGroupsSharedBytes);
+  return code.Has(Int8GroupsKernel<PromptShape>, kGroupsSharedBytes);
 }
 
 cudaError_t MatmulInt8ByGroups(const Int8Operands& operands, Stream stream) {

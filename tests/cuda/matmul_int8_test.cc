@@ -31,8 +31,8 @@ class CudaMatmulInt8Test : public CudaBackendFixture {
 // The promise of matmul_int8.h, for every kernel: the reference's bits.
 TEST_F(CudaMatmulInt8Test, ProductsHaveTheReferencesBits) {
   SCOPED_TRACE(Seed());
-  std::vector<int64_t> rows = {1,  2,  7,  8,  9,  15,  16,  17,  24,  31,  32,
-                               33, 48, 63, 64, 65, 100, 127, 128, 129, 176, 177};
+  std::vector<int64_t> rows = {1,  2,  3,  4,  5,  7,  8,   9,   15,  16,  17,  24, 31,
+                               32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 176, 177};
   rows.push_back(random_.Int(34, 127));
   rows.push_back(random_.Int(178, 700));
   for (const int64_t m : rows) {
@@ -83,8 +83,9 @@ TEST_F(CudaMatmulInt8Test, ManyTilesHaveTheBitsOfAnyDevicesKernel) {
     w.type = WeightType::kI8x128;
     const DeviceArray<std::byte> source(bytes);
     WINNOW_CUDA_OK(PackInt8(source.data(), 0, out, w, nullptr));
-    for (const int64_t m : {int64_t{1}, int64_t{8}, int64_t{13}, int64_t{32}, int64_t{64},
-                            int64_t{128}, int64_t{352}, random_.Int(129, 600)}) {
+    for (const int64_t m :
+         {int64_t{1}, int64_t{4}, int64_t{5}, int64_t{8}, int64_t{13}, int64_t{32}, int64_t{64},
+          int64_t{128}, int64_t{352}, random_.Int(129, 600)}) {
       SCOPED_TRACE(testing::Message() << "m " << m << ", in " << in << ", out " << out);
       Matrix x = Matrix::Normal(random_, m, in);
       const auto on_device = Upload(x);
@@ -119,7 +120,7 @@ TEST_F(CudaMatmulInt8Test, ARowHasTheSameBitsAmongAnyNumberOfRows) {
   Matrix x = Matrix::Normal(random_, kRows, in);
   const Matrix y(kRows, out);
   const Matrix all = Product(x, y, *packed, {}, false, 0, kRows);
-  for (const int64_t m : {1, 3, 8, 11, 20, 32, 40, 64, 90, 128, 150, 300}) {
+  for (const int64_t m : {1, 3, 4, 5, 8, 11, 20, 32, 40, 64, 90, 128, 150, 300}) {
     const int64_t first = random_.Int(0, kRows - m);
     const Matrix some = Product(x, y, *packed, {}, false, first, m);
     for (int64_t i = 0; i < m; ++i) {
