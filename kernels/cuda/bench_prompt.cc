@@ -226,39 +226,51 @@ void BenchInt8Layer(Bench& bench) {
   const Int8Matrices qkv(kQkv, kHidden, kCopies), o(kHidden, kHidden, kCopies),
       gate_up(2 * kWidth, kHidden, kCopies), down(kHidden, kWidth, kCopies);
   for (const int64_t m : {1, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192}) {
-    const std::string text = Text("m %d", static_cast<int>(m));
-    if (!bench.WantsShape(text)) continue;
-    const auto hidden = RandomFloats(m * kHidden), norm = RandomFloats(kHidden);
-    Memory<float> sums(m * 2 * kWidth);
-    Memory<std::byte> rounded(static_cast<int64_t>(RoundedBytes(m, kWidth)));
-    const DeviceMatrix of_hidden = {hidden.data(), m, kHidden, kHidden};
-    const auto product = [&](const DeviceWeights& w, bool to_hidden, cudaStream_t stream) {
-      MatmulArgs args;
-      args.m = m;
-      args.y = to_hidden ? hidden.data() : sums.data();
-      args.y_stride = w.out;
-      args.accumulate = to_hidden;
-      CHECK_CUDA(MatmulRounded(args, w, rounded.data(), stream));
-    };
-    const auto round_norm = [&](cudaStream_t stream) {
-      CHECK_CUDA(RmsNormRounded(of_hidden, norm.data(), 1e-5f, rounded.data(), stream));
-    };
-    const double seconds = bench.Seconds(kCopies, 4, [&](int i, cudaStream_t stream) {
-      round_norm(stream);
-      product(qkv.copy(i), false, stream);
-      CHECK_CUDA(RoundRows({sums.data(), m, kHidden, kQkv}, rounded.data(), stream));
-      product(o.copy(i), true, stream);
-      round_norm(stream);
-      product(gate_up.copy(i), false, stream);
-      CHECK_CUDA(SiluMulRounded({sums.data(), m, 2 * kWidth, 2 * kWidth}, rounded.data(), stream));
-      product(down.copy(i), true, stream);
-      return cudaSuccess;
-    });
-    bench.Report("layer, W8A8", text, seconds,
-                 static_cast<double>(qkv.bytes() + o.bytes() + gate_up.bytes() + down.bytes()),
-                 false,
-                 2.0 * static_cast<double>(m) *
-                     static_cast<double>(kHidden * (kQkv + kHidden + 3 * kWidth)));
+    for (const bool gated : {false, true}) {
+      const std::string text = Text("m %d%s", static_cast<int>(m), gated ? ", gated product" : "");
+      if (!bench.WantsShape(text) || (gated && !GatesRounded(m, gate_up.copy(0)))) continue;
+      const auto hidden = RandomFloats(m * kHidden), norm = RandomFloats(kHidden);
+      Memory<float> sums(m * 2 * kWidth);
+      Memory<std::byte> rounded(static_cast<int64_t>(RoundedBytes(m, kWidth)));
+      Memory<std::byte> activated(rounded.count());
+      const DeviceMatrix of_hidden = {hidden.data(), m, kHidden, kHidden};
+      const auto product = [&](const DeviceWeights& w, const void* x, bool to_hidden,
+                               cudaStream_t stream) {
+        MatmulArgs args;
+        args.m = m;
+        args.y = to_hidden ? hidden.data() : sums.data();
+        args.y_stride = w.out;
+        args.accumulate = to_hidden;
+        CHECK_CUDA(MatmulRounded(args, w, x, stream));
+      };
+      const auto round_norm = [&](cudaStream_t stream) {
+        CHECK_CUDA(RmsNormRounded(of_hidden, norm.data(), 1e-5f, rounded.data(), stream));
+      };
+      const double seconds = bench.Seconds(kCopies, 4, [&](int i, cudaStream_t stream) {
+        round_norm(stream);
+        product(qkv.copy(i), rounded.data(), false, stream);
+        CHECK_CUDA(RoundRows({sums.data(), m, kHidden, kQkv}, rounded.data(), stream));
+        product(o.copy(i), rounded.data(), true, stream);
+        round_norm(stream);
+        if (gated) {
+          MatmulArgs args;
+          args.m = m;
+          CHECK_CUDA(
+              MatmulRoundedGated(args, gate_up.copy(i), rounded.data(), activated.data(), stream));
+        } else {
+          product(gate_up.copy(i), rounded.data(), false, stream);
+          CHECK_CUDA(
+              SiluMulRounded({sums.data(), m, 2 * kWidth, 2 * kWidth}, activated.data(), stream));
+        }
+        product(down.copy(i), activated.data(), true, stream);
+        return cudaSuccess;
+      });
+      bench.Report("layer, W8A8", text, seconds,
+                   static_cast<double>(qkv.bytes() + o.bytes() + gate_up.bytes() + down.bytes()),
+                   false,
+                   2.0 * static_cast<double>(m) *
+                       static_cast<double>(kHidden * (kQkv + kHidden + 3 * kWidth)));
+    }
   }
 }
 

@@ -49,6 +49,20 @@ __device__ __forceinline__ void WaitForPhase(uint32_t barrier, uint32_t parity) 
       : "memory");
 }
 
+// Eight bytes to the same place in block `rank` of the cluster, and its barrier.
+__device__ __forceinline__ void StoreAt(uint32_t to, uint2 value, uint32_t barrier, uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there, of_barrier;\n"
+      "mapa.shared::cluster.u32 there, %0, %4;\n"
+      "mapa.shared::cluster.u32 of_barrier, %3, %4;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [there], {%1, %2}, "
+      "[of_barrier];\n"
+      "}" ::"r"(to),
+      "r"(value.x), "r"(value.y), "r"(barrier), "r"(rank)
+      : "memory");
+}
+
 // A multiple of 16 bytes, both ends aligned so; `barrier` hears of them.
 __device__ __forceinline__ void BulkCopy(uint32_t to, const void* from, uint32_t bytes,
                                          uint32_t barrier) {

@@ -237,7 +237,10 @@ class CudaBackend final : public Backend {
   template <typename Order>
   bool MatmulOf(int64_t m, const PackedMatrix& w, const Tensor& y, const MatmulEpilogue& epilogue,
                 Order order);
-  // The product of an operand that lies in order. REQUIRES: w is not exact.
+  // The product of rounded rows. REQUIRES: w is of W8A8.
+  void MultiplyRounded(int64_t m, const PackedMatrix& w, const Tensor& y,
+                       const MatmulEpilogue& epilogue, const void* rounded);
+  // The product of an operand that lies in order. REQUIRES: w is neither exact nor of W8A8.
   void MultiplyOrdered(int64_t m, const PackedMatrix& w, const Tensor& y,
                        const MatmulEpilogue& epilogue, const void* ordered);
 

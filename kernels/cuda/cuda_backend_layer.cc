@@ -253,14 +253,18 @@ bool CudaBackend::MatmulOf(int64_t m, const PackedMatrix& w, const Tensor& y,
     MultiplyOrdered(m, w, y, epilogue, matmul_.data());
     return true;
   }
+  MultiplyRounded(m, w, y, epilogue, matmul_.data());
+  return true;
+}
+
+void CudaBackend::MultiplyRounded(int64_t m, const PackedMatrix& w, const Tensor& y,
+                                  const MatmulEpilogue& epilogue, const void* rounded) {
   const MatmulArgs args = {.m = m,
                            .y = y.f32(),
                            .y_stride = y.stride,
                            .bias = epilogue.bias,
                            .accumulate = epilogue.accumulate};
-  Good(MatmulRounded(args, packed.parts()[0].weights, matmul_.data(), stream()),
-       "a matrix product");
-  return true;
+  Good(MatmulRounded(args, PackedOf(w).parts()[0].weights, rounded, stream()), "a matrix product");
 }
 
 void CudaBackend::MultiplyOrdered(int64_t m, const PackedMatrix& w, const Tensor& y,
@@ -322,13 +326,16 @@ void CudaBackend::GatedMlp(const GatedMlpArgs& args) {
   const DeviceWeights& weights = packed.parts()[0].weights;
   const int64_t m = args.hidden.rows, width = args.down.in_features();
   const Tensor& rows = args.gate_rows;
+  const bool rounded = packed.is_int8();
   WINNOW_CHECK(packed.out_features() == 2 * width && packed.in_features() == args.hidden.cols);
   WINNOW_CHECK(rows.rows >= m && rows.cols == 2 * width);
   const bool has_room = rows.stride == rows.cols &&
-                        OrderedBytes(m, width) <= static_cast<size_t>(m * rows.cols) * 4 &&
+                        (rounded ? RoundedBytes(m, width) : OrderedBytes(m, width)) <=
+                            static_cast<size_t>(m * rows.cols) * 4 &&
                         reinterpret_cast<uintptr_t>(rows.data) % 16 == 0;
   if (!has_room || packed.parts().size() > 1 || PackedOf(args.down).is_exact() ||
-      PackedOf(args.down).is_int8() || !GatesProducts(m, weights)) {
+      PackedOf(args.down).is_int8() != rounded ||
+      !(rounded ? GatesRounded(m, weights) : GatesProducts(m, weights))) {
     Backend::GatedMlp(args);
     return;
   }
@@ -336,16 +343,22 @@ void CudaBackend::GatedMlp(const GatedMlpArgs& args) {
   MatmulArgs product;
   product.m = m;
   product.bias = args.gate_up_bias;
-  if (!Grow(matmul_, OrderedBytes(m, weights.in), "a matrix product") ||
-      !Good(RmsNormOrdered(MatrixOf(args.hidden), args.norm_weight, args.eps, matmul_.data(),
-                           stream()),
+  const int64_t in = weights.in;
+  const auto norm = rounded ? RmsNormRounded : RmsNormOrdered;
+  const auto multiply = rounded ? MatmulRoundedGated : MatmulGated;
+  if (!Grow(matmul_, rounded ? RoundedBytes(m, in) : OrderedBytes(m, in), "a matrix product") ||
+      !Good(norm(MatrixOf(args.hidden), args.norm_weight, args.eps, matmul_.data(), stream()),
             "a norm") ||
-      !Good(MatmulGated(product, weights, matmul_.data(), rows.data, stream()),
+      !Good(multiply(product, weights, matmul_.data(), rows.data, stream()),
             "a gated matrix product")) {
     return;
   }
-  MultiplyOrdered(m, args.down, args.hidden, {.bias = args.down_bias, .accumulate = true},
-                  rows.data);
+  const MatmulEpilogue epilogue = {.bias = args.down_bias, .accumulate = true};
+  if (rounded) {
+    MultiplyRounded(m, args.down, args.hidden, epilogue, rows.data);
+  } else {
+    MultiplyOrdered(m, args.down, args.hidden, epilogue, rows.data);
+  }
 }
 
 void CudaBackend::EmbedRows(const HostMatrix& table, std::span<const int32_t> ids,

@@ -14,6 +14,7 @@ constexpr int kWarps = kThreads / kLanes;
 constexpr int kBlockBytes = 34;  // of kI8x128: a scale, 32 integers
 constexpr int kPlainRows = 32;   // of a warp of Int8PlainKernel
 constexpr int kRowTiles = kPlainRows / 8;
+constexpr int64_t kMostRows = int64_t{65535} * kPlainRows;
 
 // ---- packing ----
 
@@ -161,6 +162,18 @@ cudaError_t MultiplyPlainly(const Int8Operands& operands, const Stream& stream) 
   return LaunchBehind(Int8PlainKernel, grid, kThreads, 0, stream, operands);
 }
 
+Int8Operands OperandsOf(const MatmulArgs& args, const DeviceWeights& w, const void* rounded) {
+  Operands product = {};
+  product.x = static_cast<const uint4*>(rounded);
+  product.out = static_cast<int32_t>(w.out);
+  product.m = static_cast<int32_t>(args.m);
+  product.y = args.y;
+  product.y_stride = args.y_stride;
+  product.bias = args.bias;
+  product.accumulate = args.accumulate;
+  return {product, static_cast<const uint8_t*>(w.data), GroupsOf(w.in)};
+}
+
 bool IsInt8(const DeviceWeights& w) {
   return w.way == DeviceWeights::Way::kInt8 && w.out >= 1 && w.in >= 1;
 }
@@ -201,21 +214,24 @@ cudaError_t SiluMulRounded(const DeviceMatrix& gate_up, void* rounded, Stream st
 
 cudaError_t MatmulRounded(const MatmulArgs& args, const DeviceWeights& w, const void* rounded,
                           Stream stream) {
-  if (!IsInt8(w) || args.m < 0 || args.m > int64_t{65535} * kPlainRows) {
-    return cudaErrorInvalidValue;
-  }
+  if (!IsInt8(w) || args.m < 0 || args.m > kMostRows) return cudaErrorInvalidValue;
   if (args.m == 0) return cudaSuccess;
-  Operands product = {};
-  product.x = static_cast<const uint4*>(rounded);
-  product.out = static_cast<int32_t>(w.out);
-  product.m = static_cast<int32_t>(args.m);
-  product.y = args.y;
-  product.y_stride = args.y_stride;
-  product.bias = args.bias;
-  product.accumulate = args.accumulate;
-  const Int8Operands operands = {product, static_cast<const uint8_t*>(w.data), GroupsOf(w.in)};
+  const Int8Operands operands = OperandsOf(args, w, rounded);
   if (!args.portable && HasInt8GroupMatmul()) return MatmulInt8ByGroups(operands, stream);
   return MultiplyPlainly(operands, stream);
+}
+
+bool GatesRounded(int64_t m, const DeviceWeights& w) {
+  return IsInt8(w) && m > kMatmulBatchRows && m <= kMostRows && w.out % (2 * kGroupValues) == 0 &&
+         HasInt8GroupMatmul();
+}
+
+cudaError_t MatmulRoundedGated(const MatmulArgs& args, const DeviceWeights& w, const void* rounded,
+                               void* gated, Stream stream) {
+  if (args.portable || args.accumulate || !GatesRounded(args.m, w)) return cudaErrorInvalidValue;
+  Int8Operands operands = OperandsOf(args, w, rounded);
+  operands.gated = RoundedRowsOf(gated, w.out / 2);
+  return MatmulInt8ByGroups(operands, stream);
 }
 
 }  // namespace winnow::kernels::cuda

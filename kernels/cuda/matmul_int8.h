@@ -34,6 +34,15 @@ size_t RoundedBytes(int64_t m, int64_t in);
 [[nodiscard]] cudaError_t MatmulRounded(const MatmulArgs& args, const DeviceWeights& w,
                                         const void* rounded, Stream stream);
 
+// Whether products of m rows with W, the gates' outputs and then as many of ups, have a kernel on the current device that gates
+// them: more than kMatmulBatchRows rows, on Hopper, whole groups of gates.
+bool GatesRounded(int64_t m, const DeviceWeights& w);
+// silu(gate) * up of the same sums (silu.cuh), rounded: the bits of MatmulRounded() and SiluMulRounded() after it, and gates and ups
+// are never in memory. RoundedBytes(m, w.out / 2) at `gated`; args.x and args.y are not used. REQUIRES: GatesRounded(), neither
+// `accumulate` nor `portable`, `gated` aligned to 16 bytes.
+[[nodiscard]] cudaError_t MatmulRoundedGated(const MatmulArgs& args, const DeviceWeights& w,
+                                             const void* rounded, void* gated, Stream stream);
+
 }  // namespace winnow::kernels::cuda
 
 #endif  // WINNOW_KERNELS_CUDA_MATMUL_INT8_H_

@@ -19,6 +19,8 @@ struct Int8Operands {
   const uint8_t* w;
   int32_t groups;
   int32_t unused = 0;
+  // In place of y: silu(gate) * up, rounded; or no panels. W is gates, then ups.
+  RoundedRows gated = {};
 };
 
 // The place of the scales of outputs i and i + 8, of the tile-th 16, in a panel of W.
@@ -39,7 +41,7 @@ __device__ __forceinline__ void AddGroup(const int32_t (&products)[4], float2 of
 
 // Whether the current device has the kernels of matmul_int8_wgmma.cu.
 bool HasInt8GroupMatmul();
-// REQUIRES: HasInt8GroupMatmul().
+// REQUIRES: HasInt8GroupMatmul(); for `gated` what GatesRounded() says.
 [[nodiscard]] cudaError_t MatmulInt8ByGroups(const Int8Operands& operands, Stream stream);
 
 }  // namespace winnow::kernels::cuda

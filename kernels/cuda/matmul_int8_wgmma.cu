@@ -7,6 +7,10 @@
 // multiprocessors take part in reading W. Up to kNarrowRows tiles have 32 outputs where that gives every tile a multiprocessor of its own.
 // The instructions read 64 outputs all the same; the sums of what lies behind the 32 are not used.
 //
+// Gates and ups of a prompt (MatmulRoundedGated): a block's panels of W are 64 gates and their ups, and each warpgroup takes both by 64
+// rows of 128, so that a thread has a gate and its up. The two blocks of a cluster have the two halves of a group of what is written.
+// They tell each other the largest magnitudes of their rows, through shared memory, and then each rounds its half.
+//
 // Four warps fill stages, each by copies of its own, over the borders of tiles, and W of the first ones while the kernel before still
 // runs. It is one thread of a warp that copies, and a warp's number comes from a shuffle: then the compiler computes addresses once for
 // a warp, in uniform registers, and a copy is no loop over lanes.
@@ -44,6 +48,11 @@
 //     and tiles of 32                                      77, 79, 79, 87, 171, 178, -
 //   of 72 KiB; and tiles of 32                             87, 88, 90, 99, 171, 227, -; 80, 78, 80, 88, 173, 260, -
 //
+// The same layer with gates and ups gated by a launch of their own, and by the product; 256, 512, 2048 and 8192 rows:
+//   product, SiluMulRounded                                235, 339, 1215, 4970
+//   gated product, as it is                                229, 328, 1244, 4755
+//   the same, magnitudes told by release at cluster, and waited for with acquire   -, 338, 1230, 4797
+//
 // Left: of a prompt, matrix instructions take 40 % of the time.
 #include <utility>
 
@@ -61,7 +70,7 @@ constexpr int kFillRegisters = 40;
 constexpr int32_t kNarrowRows = 4;
 
 // kMultipliers: warpgroups that multiply; kRows: of a tile; kTileOutputs: outputs of a warpgroup, 64 or 32.
-template <int kMultiplierGroups, int kTileRows, int kTileOutputs = kPanelRows>
+template <int kMultiplierGroups, int kTileRows, int kTileOutputs = kPanelRows, bool kGates = false>
 struct Shape {
   static constexpr int kMultipliers = kMultiplierGroups, kRows = kTileRows;
   static constexpr int kClusterBlocks = kMultipliers == 2 ? 2 : 1;
@@ -74,7 +83,11 @@ struct Shape {
   static constexpr int kThreads = (kMultipliers + 1) * kGroupThreads;
   static constexpr int kWarps = kMultipliers * kGroupThreads / kLanes;  // that multiply
   static constexpr int kOutputs = kMultipliers * kTileOutputs;
-  static constexpr int kRowTiles = kRows / 8;
+  // Panels of W for a warpgroup: gates and ups, or one. With two it takes half of the rows.
+  static constexpr bool kGated = kGates;
+  static constexpr int kParts = kGated ? 2 : 1;
+  static_assert(!kGated || (kMultipliers == 2 && kPanels == 2));
+  static constexpr int kRowTiles = kRows / kParts / 8;
   // Groups whose products a warpgroup starts before it adds the first one's.
   static constexpr int kSets = kRowTiles <= 4 ? 4 : 2;
   // Registers of a thread that multiplies; 0: as many as it was launched with.
@@ -97,7 +110,7 @@ struct Shape {
   // Of W that a stage takes.
   static constexpr uint32_t kWCopiedBytes =
       kWholePanels ? kMultipliers * kRoundedPanelBytes : kWPanelBytes + kWScaleBytes;
-  static_assert(kWCopiedBytes % 16 == 0 && kWarps % 4 == 0 && kRowTiles * 8 == kRows);
+  static_assert(kWCopiedBytes % 16 == 0 && kWarps % 4 == 0 && kRowTiles * 8 * kParts == kRows);
   // Matrix instructions read 64 outputs from where a stage begins, also where it has fewer.
   static constexpr uint32_t kReadPast =
       kStageBytes < kIntegerBytes ? kIntegerBytes - kStageBytes : 0;
@@ -114,6 +127,91 @@ __device__ __forceinline__ void PlaceTile(const Raster& raster, int32_t tile, in
   outputs = output_tile * S::kClusterBlocks + rank;
 }
 
+#ifdef WINNOW_WGMMA
+// Largest magnitudes of 64 rows in the 16 outputs of each warp of both blocks; a place has two rows.
+struct RowMaxima {
+  uint2 of_warps[8][kLanes];
+};
+
+// Rounds and writes silu(gate) * up of a warpgroup: 64 rows by 64 outputs, half of a group. The other block of the cluster has the
+// other half. `outputs`: number of the 64 outputs; `warp`: in the warpgroup; `barrier`: its phase ends when all of `maxima` are here.
+__device__ __forceinline__ void WriteRounded(const Int8Operands& operands, int32_t outputs,
+                                             int rank, int32_t first_row, int warp, int lane,
+                                             RowMaxima& maxima, uint32_t barrier, uint32_t parity,
+                                             float (&gates)[8][4], const float (&ups)[8][4]) {
+  uint32_t most[8][2];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) gates[j][e] = SiluOf(gates[j][e], ups[j][e]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      most[j][r] = max(MagnitudeBits(gates[j][r]), MagnitudeBits(gates[j][2 + r]));
+    }
+  }
+  // Lanes with the same lane % 4 have the same rows. Each step halves what they have of them; then lane i has the i-th two rows.
+#pragma unroll
+  for (int count = 4; count > 0; count /= 2) {
+    const bool upper = (lane & (count * 4)) != 0;
+#pragma unroll
+    for (int j = 0; j < count; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const uint32_t kept = upper ? most[count + j][r] : most[j][r];
+        const uint32_t given = upper ? most[j][r] : most[count + j][r];
+        most[j][r] = max(kept, __shfl_xor_sync(kFullMask, given, count * 4));
+      }
+    }
+  }
+#pragma unroll
+  for (int block = 0; block < 2; ++block) {
+    StoreAt(SharedAddress(&maxima.of_warps[rank * 4 + warp][lane]),
+            make_uint2(most[0][0], most[0][1]), barrier, block);
+  }
+  if (warp == 0 && lane == 0) ArriveExpecting(barrier, sizeof(RowMaxima));
+  WaitForPhase(barrier, parity);
+  uint2 largest = maxima.of_warps[0][lane];
+#pragma unroll
+  for (int i = 1; i < 8; ++i) {
+    const uint2 other = maxima.of_warps[i][lane];
+    largest = make_uint2(max(largest.x, other.x), max(largest.y, other.y));
+  }
+  const Rounding roundings[2] = {Rounding(largest.x), Rounding(largest.y)};
+  const RoundedRows& to = operands.gated;
+  const int32_t group = outputs / 2, m = operands.product.m;
+  const int32_t my_row = first_row + lane * 2;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (rank == 0 && warp == 0 && my_row + r < m) {
+      to.Scale(my_row + r, group) = roundings[r].scale;
+    }
+  }
+  uint8_t* const integers =
+      FourOf(to, first_row + lane / 4, group, rank * 16 + warp * 4 + lane % 2 * 2 + lane % 4 / 2);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    // Integers of outputs lane / 4 and 8 more side by side, of two rows; exchanged, of row lane / 4 and two outputs.
+    uint32_t word = 0;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float inverse = __shfl_sync(kFullMask, roundings[r].inverse, j * 4 + lane % 4);
+      const bool zero = __shfl_sync(kFullMask, roundings[r].zero, j * 4 + lane % 4);
+      const Rounding rounding(inverse, zero);
+      word |= (rounding.Of(gates[j][r]) | rounding.Of(gates[j][2 + r]) << 8) << (16 * r);
+    }
+    word = Transposed8x8(word);
+    const uint32_t low = __byte_perm(word, 0, 0x4420), high = __byte_perm(word, 0, 0x4431);
+    // Two lanes exchange halves: one has four of the first eight outputs, the other four of the last.
+    const bool last = lane % 2 == 1;
+    const uint32_t taken = __shfl_xor_sync(kFullMask, last ? low : high, 1);
+    word = last ? __byte_perm(taken, high, 0x5410) : __byte_perm(low, taken, 0x5410);
+    if (first_row + j * 8 + lane / 4 < m) {
+      *reinterpret_cast<uint32_t*>(integers + j * 8 * kGroupValues) = word;
+    }
+  }
+}
+#endif
+
 template <typename S>
 __global__ void __launch_bounds__(S::kThreads, 1)
     Int8GroupsKernel(const __grid_constant__ Int8Operands operands, const Raster raster) {
@@ -123,6 +221,10 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const int32_t groups = operands.groups;
   extern __shared__ uint4 dynamic[];
   __shared__ uint64_t filled[S::kStages], emptied[S::kStages];
+  // Of a gated product, two for each warpgroup: a warp may begin with the next tile's before others have read this one's.
+  constexpr int kMaxima = S::kGated ? 2 : 0;
+  __shared__ RowMaxima maxima[S::kMultipliers][std::max(kMaxima, 1)];
+  __shared__ uint64_t largest_known[S::kMultipliers][std::max(kMaxima, 1)];
   const uint32_t stages_at = (SharedAddress(dynamic) + 1023) / 1024 * 1024;
   // The same in all threads of a warp, which the compiler cannot know of threadIdx: addresses are computed once for a warp then.
   const int warp = __shfl_sync(kFullMask, threadIdx.x / kLanes, 0);
@@ -131,6 +233,9 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   if (threadIdx.x < S::kStages) {
     InitBarrier(SharedAddress(filled + threadIdx.x));
     InitBarrier(SharedAddress(emptied + threadIdx.x), kClusterBlocks * S::kWarps);
+  }
+  if (S::kGated && threadIdx.x < S::kMultipliers * kMaxima) {
+    InitBarrier(SharedAddress(&largest_known[0][0] + threadIdx.x));
   }
   FenceBarriers();
   if constexpr (kClusterBlocks == 1) {
@@ -177,6 +282,9 @@ __global__ void __launch_bounds__(S::kThreads, 1)
                     int64_t{min(first_row / kPanelRows + panel, last_panel)} * groups *
                         kRoundedPanelBytes +
                     (copy >= S::kWCopies + S::kMyPanels ? kIntegerBytes : 0);
+        } else if (S::kGated) {
+          from[i] = operands.w + int64_t{outputs + copy * (args.out / 2 / kPanelRows)} * groups *
+                                     kRoundedPanelBytes;
         } else if (S::kWholePanels) {
           from[i] = operands.w + int64_t{min(outputs * S::kMultipliers + copy, last_w)} * groups *
                                      kRoundedPanelBytes;
@@ -239,20 +347,25 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     WaitForEarlier();
     LetNextStart();
     const uint32_t my_stages = __shfl_sync(kFullMask, stages_at, 0);  // as all in a warp have it
-    const uint32_t my_w = __shfl_sync(kFullMask, stages_at + warp / 4 * S::kWPanelBytes, 0);
+    const int my_group = warp / 4;
+    const uint32_t my_w = my_stages + (S::kGated ? 0 : my_group * S::kWPanelBytes);
+    const uint32_t my_x = my_stages + S::kWBytes + (S::kGated ? my_group * S::kXBytes : 0);
+    const uint32_t my_scales = S::kScalesAt + (S::kGated ? my_group * S::kXScaleBytes : 0);
     // The halves of SharedMatrix() that are the same in all stages, and those that differ, of the first stage: 32 bits
     // are added faster than 64.
     constexpr uint64_t kHigh = 0xffffffff00000000;
     const uint64_t matrices = SharedMatrix(0, 1024) & kHigh;
     const auto my_w_matrix = static_cast<uint32_t>(SharedMatrix(my_w, 1024));
-    const auto my_x_matrix = static_cast<uint32_t>(SharedMatrix(my_stages + S::kWBytes, 1024));
-    InTurn<S::kStages> started, stage;  // of the groups that are multiplied, and added
+    const auto my_x_matrix = static_cast<uint32_t>(SharedMatrix(my_x, 1024));
+    InTurn<S::kStages> started, stage;    // of the groups that are multiplied, and added
+    [[maybe_unused]] InTurn<2> exchange;  // of largest magnitudes
     for (int32_t tile = first_tile; tile < all_tiles; tile += clusters) {
       int32_t first_row, outputs;
       PlaceTile<S>(raster, tile, rank, first_row, outputs);
-      float sums[kRowTiles][4];
-      SetTile(sums, 0.0f);
-      int32_t products[S::kSets][kRowTiles][4];  // sums of groups that are multiplied
+      float sums[S::kParts][kRowTiles][4];
+#pragma unroll
+      for (int part = 0; part < S::kParts; ++part) SetTile(sums[part], 0.0f);
+      int32_t products[S::kSets][S::kParts][kRowTiles][4];  // sums of groups that are multiplied
       const auto start = [&]<int kSet>() {
         WaitForPhase(SharedAddress(filled + started.index), started.parity);
         const uint32_t at = started.index * (S::kStageBytes / 16);
@@ -260,20 +373,34 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         FenceGroup();
 #pragma unroll
         for (int s = 0; s < kGroupSlices; ++s) {
-          GroupMultiplyAdd(products[kSet], matrices | (my_w_matrix + at + s * 2),
-                           matrices | (my_x_matrix + at + s * 2), s > 0);
+#pragma unroll
+          for (int part = 0; part < S::kParts; ++part) {
+            GroupMultiplyAdd(products[kSet][part],
+                             matrices | (my_w_matrix + at + part * (S::kWPanelBytes / 16) + s * 2),
+                             matrices | (my_x_matrix + at + s * 2), s > 0);
+          }
         }
         CommitGroup();
       };
       const auto finish = [&]<int kSet>() {
         const uint32_t of_stage = my_stages + stage.index * S::kStageBytes;
-        const uint32_t of_rows = of_stage + S::kScalesAt + lane % 4 * 8;
-        const float2 scales = LoadSharedPair(
-            S::kWholePanels ? my_w + stage.index * S::kStageBytes + WScalesAt(warp % 4, lane / 4)
-                            : of_stage + S::kWScalesAt - kIntegerBytes + WScalesAt(warp, lane / 4));
+        const uint32_t of_rows = of_stage + my_scales + lane % 4 * 8;
+        float2 scales[S::kParts];
+#pragma unroll
+        for (int part = 0; part < S::kParts; ++part) {
+          scales[part] = LoadSharedPair(
+              S::kWholePanels
+                  ? my_w + stage.index * S::kStageBytes + part * S::kWPanelBytes +
+                        WScalesAt(warp % 4, lane / 4)
+                  : of_stage + S::kWScalesAt - kIntegerBytes + WScalesAt(warp, lane / 4));
+        }
 #pragma unroll
         for (int j = 0; j < kRowTiles; ++j) {
-          AddGroup(products[kSet][j], scales, LoadSharedPair(of_rows + j * 32), sums[j]);
+          const float2 row_scales = LoadSharedPair(of_rows + j * 32);
+#pragma unroll
+          for (int part = 0; part < S::kParts; ++part) {
+            AddGroup(products[kSet][part][j], scales[part], row_scales, sums[part][j]);
+          }
         }
         __syncwarp();  // all lanes have read the stage
         if constexpr (kClusterBlocks == 1) {
@@ -296,16 +423,29 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         WaitForGroups<0>();
         finish.template operator()<0>();
       }
-      // A tile of fewer than 64 outputs has none for its last warps: theirs count as outputs that W does not have.
-      const bool has_outputs = warp * 16 < S::kOutputs;
-      const int32_t output = has_outputs ? outputs * S::kOutputs + warp * 16 + lane / 4 : args.out;
-      const int32_t row = first_row + lane % 4 * 2;
-      AddBias(args, output, output + 8, sums);
-      if (has_outputs && (outputs + 1) * S::kOutputs <= args.out &&
-          first_row + S::kRows <= args.m) {
-        WriteTile<true>(args, output, row, sums);
+      if constexpr (S::kGated) {
+        const int32_t output = outputs * kPanelRows + warp % 4 * 16 + lane / 4;
+        const int32_t up = args.out / 2 + output;
+        AddBias(args, output, output + 8, sums[0]);
+        AddBias(args, up, up + 8, sums[1]);
+        WriteRounded(operands, outputs, rank, first_row + my_group * kPanelRows, warp % 4, lane,
+                     maxima[my_group][exchange.index],
+                     SharedAddress(&largest_known[my_group][exchange.index]), exchange.parity,
+                     sums[0], sums[1]);
+        exchange.Next();
       } else {
-        WriteTile<false>(args, output, row, sums);
+        // A tile of fewer than 64 outputs has none for its last warps: theirs count as outputs that W does not have.
+        const bool has_outputs = warp * 16 < S::kOutputs;
+        const int32_t output =
+            has_outputs ? outputs * S::kOutputs + warp * 16 + lane / 4 : args.out;
+        const int32_t row = first_row + lane % 4 * 2;
+        AddBias(args, output, output + 8, sums[0]);
+        if (has_outputs && (outputs + 1) * S::kOutputs <= args.out &&
+            first_row + S::kRows <= args.m) {
+          WriteTile<true>(args, output, row, sums[0]);
+        } else {
+          WriteTile<false>(args, output, row, sums[0]);
+        }
       }
     }
   }
@@ -339,10 +479,12 @@ cudaError_t LaunchBatch(const Int8Operands& operands, const Stream& stream) {
   return LaunchTiles<Shape<1, kTileRows>>(operands, stream);
 }
 
-using PromptShape = Shape<2, 2 * kPanelRows>;
+template <bool kGated>
+using PromptShape = Shape<2, 2 * kPanelRows, kPanelRows, kGated>;
 
+template <bool kGated>
 cudaError_t LaunchPrompt(const Int8Operands& operands, const Stream& stream) {
-  using S = PromptShape;
+  using S = PromptShape<kGated>;
   static_assert(S::kThreads == kGroupsThreads);
   thread_local ClustersAtOnce at_once;
   return LaunchRaster<S::kClusterBlocks>(Int8GroupsKernel<S>, S::kSharedBytes,
@@ -353,7 +495,7 @@ cudaError_t LaunchPrompt(const Int8Operands& operands, const Stream& stream) {
 
 bool HasInt8GroupMatmul() {
   thread_local CodeHere code;
-  return code.Has(Int8GroupsKernel<PromptShape>, kGroupsSharedBytes);
+  return code.Has(Int8GroupsKernel<PromptShape<true>>, PromptShape<true>::kSharedBytes);
 }
 
 cudaError_t MatmulInt8ByGroups(const Int8Operands& operands, Stream stream) {
@@ -362,8 +504,9 @@ cudaError_t MatmulInt8ByGroups(const Int8Operands& operands, Stream stream) {
   if (m <= 16) return LaunchBatch<16>(operands, stream);
   if (m <= 32) return LaunchBatch<32>(operands, stream);
   if (m <= 64) return LaunchBatch<64>(operands, stream);
-  return m <= kMatmulBatchRows ? LaunchBatch<128>(operands, stream)
-                               : LaunchPrompt(operands, stream);
+  if (m <= kMatmulBatchRows) return LaunchBatch<128>(operands, stream);
+  return operands.gated.panels == nullptr ? LaunchPrompt<false>(operands, stream)
+                                          : LaunchPrompt<true>(operands, stream);
 }
 
 }  // namespace winnow::kernels::cuda

@@ -57,6 +57,9 @@ struct Rounding {
     inverse = zero ? 0.0f : __fdiv_rn(127.0f, largest);
     scale = !finite ? __uint_as_float(0x7fc00000u) : zero ? 0.0f : __fdiv_rn(largest, 127.0f);
   }
+  // The same without its scale.
+  __device__ __forceinline__ Rounding(float group_inverse, bool group_zero)
+      : inverse(group_inverse), scale(0.0f), zero(group_zero) {}
   // The integer, in the lowest eight bits.
   __device__ __forceinline__ uint32_t Of(float value) const {
     return static_cast<uint32_t>(__float2int_rn(__fmul_rn(zero ? 0.0f : value, inverse))) & 255u;

@@ -19,6 +19,24 @@ class CudaMatmulInt8Test : public CudaBackendFixture {
   BlockMatrix Weights(int64_t out, int64_t in) {
     return BlockMatrix(random_, out, in, WeightType::kI8x128);
   }
+  // Packs W at `packed`, of Int8WeightBytes().
+  static DeviceWeights PackOnDevice(const BlockMatrix& matrix, DeviceArray<std::byte>& packed) {
+    const StoredMatrix stored = matrix.stored();
+    std::vector<std::byte> bytes;
+    for (const std::byte* row : stored.rows) {
+      bytes.insert(bytes.end(), row, row + WeightRowBytes(WeightType::kI8x128, stored.cols));
+    }
+    DeviceWeights w;
+    w.data = packed.data();
+    w.out = static_cast<int64_t>(stored.rows.size());
+    w.in = stored.cols;
+    w.way = DeviceWeights::Way::kInt8;
+    w.type = WeightType::kI8x128;
+    const DeviceArray<std::byte> source(bytes);
+    packed.Zero();
+    WINNOW_CUDA_OK(PackInt8(source.data(), 0, w.out, w, nullptr));
+    return w;
+  }
   std::vector<float> SomeBias(int64_t out) {
     std::vector<float> bias;
     if (random_.Int(0, 1) == 1) {
@@ -69,20 +87,8 @@ TEST_F(CudaMatmulInt8Test, ManyTilesHaveTheBitsOfAnyDevicesKernel) {
   for (const int64_t in : {int64_t{2048}, int64_t{14336}}) {
     const int64_t out = in == 2048 ? random_.Int(39000, 40000) : random_.Int(600, 4200);
     const BlockMatrix matrix = Weights(out, in);
-    std::vector<std::byte> bytes;
-    for (const std::byte* row : matrix.stored().rows) {
-      bytes.insert(bytes.end(), row, row + WeightRowBytes(WeightType::kI8x128, in));
-    }
     DeviceArray<std::byte> packed(Int8WeightBytes(out, in));
-    packed.Zero();
-    DeviceWeights w;
-    w.data = packed.data();
-    w.out = out;
-    w.in = in;
-    w.way = DeviceWeights::Way::kInt8;
-    w.type = WeightType::kI8x128;
-    const DeviceArray<std::byte> source(bytes);
-    WINNOW_CUDA_OK(PackInt8(source.data(), 0, out, w, nullptr));
+    const DeviceWeights w = PackOnDevice(matrix, packed);
     for (const int64_t m :
          {int64_t{1}, int64_t{4}, int64_t{5}, int64_t{8}, int64_t{13}, int64_t{32}, int64_t{64},
           int64_t{128}, int64_t{352}, random_.Int(129, 600)}) {
@@ -188,6 +194,113 @@ TEST_F(CudaMatmulInt8Test, GatedRowsAreRoundedAsRows) {
     WINNOW_CUDA_OK(RoundRows({rows.data(), m, in, in}, expected.data(), nullptr));
     WINNOW_CUDA_OK(SiluMulRounded(from, actual.data(), nullptr));
     ASSERT_TRUE(actual.Get() == expected.Get());
+  }
+}
+
+// Gates and ups that stay in registers: the rows that the product and SiluMulRounded make, and nothing else is written.
+TEST_F(CudaMatmulInt8Test, GatedProductsHaveTheBitsOfTheParts) {
+  SCOPED_TRACE(Seed());
+  struct Size {
+    int64_t m, in, width;
+  };
+  std::vector<Size> sizes = {{129, 128, 128},   {192, 160, 256},   {300, 2048, 1536},
+                             {129, 4096, 5120}, {1000, 256, 8192}, {2100, 512, 640}};
+  for (int i = 0; i < 6; ++i) {
+    sizes.push_back({random_.Int(129, 1200), 32 * random_.Int(1, 60), 128 * random_.Int(1, 24)});
+  }
+  for (const Size& size : sizes) {
+    const int64_t m = size.m, out = 2 * size.width;
+    SCOPED_TRACE(testing::Message() << "m " << m << ", in " << size.in << ", width " << size.width);
+    const BlockMatrix matrix = Weights(out, size.in);
+    DeviceArray<std::byte> packed(Int8WeightBytes(out, size.in));
+    const DeviceWeights w = PackOnDevice(matrix, packed);
+    if (!GatesRounded(m, w)) GTEST_SKIP() << "no kernel on this device";
+    // Rows that differ in size, zeros, and one that is not finite.
+    Matrix x = Matrix::Normal(random_, m, size.in, 1.0f, random_.Int(0, 4));
+    const int64_t odd = random_.Int(0, m - 1), zero = random_.Int(0, m - 1);
+    for (int64_t i = 0; i < size.in; ++i) x.row(zero)[i] = 0.0f;
+    x.row(odd)[random_.Int(0, size.in - 1)] = random_.Int(0, 1) == 0 ? NAN : INFINITY;
+    const std::vector<float> bias = SomeBias(out);
+    const DeviceArray<float> of_bias(bias), gate_up(m * out);
+    const auto on_device = Upload(x);
+    const DeviceArray<std::byte> rounded(RoundedBytes(m, size.in));
+    WINNOW_CUDA_OK(
+        RoundRows({on_device.data(), m, size.in, x.tensor().stride}, rounded.data(), nullptr));
+    MatmulArgs args;
+    args.m = m;
+    args.y = gate_up.data();
+    args.y_stride = out;
+    args.bias = bias.empty() ? nullptr : of_bias.data();
+    // Poisoned: rows past the last one, and what lies behind, stay as they are.
+    const size_t bytes_behind = 4096, result_bytes = RoundedBytes(m, size.width);
+    const DeviceArray<std::byte> expected(result_bytes + bytes_behind),
+        actual(result_bytes + bytes_behind);
+    args.portable = true;
+    WINNOW_CUDA_OK(MatmulRounded(args, w, rounded.data(), nullptr));
+    WINNOW_CUDA_OK(SiluMulRounded({gate_up.data(), m, out, out}, expected.data(), nullptr));
+    args.portable = false;
+    args.y = nullptr;
+    WINNOW_CUDA_OK(MatmulRoundedGated(args, w, rounded.data(), actual.data(), nullptr));
+    ASSERT_TRUE(actual.Get() == expected.Get());
+  }
+}
+
+TEST_F(CudaMatmulInt8Test, GatedProductsThatNoKernelHasAreRefused) {
+  DeviceWeights w;
+  w.out = 512;
+  w.in = 256;
+  w.way = DeviceWeights::Way::kInt8;
+  w.type = WeightType::kI8x128;
+  EXPECT_FALSE(GatesRounded(kMatmulBatchRows, w));
+  MatmulArgs args;
+  args.m = 500;
+  args.accumulate = true;
+  EXPECT_EQ(MatmulRoundedGated(args, w, nullptr, nullptr, nullptr), cudaErrorInvalidValue);
+  args.accumulate = false;
+  args.portable = true;
+  EXPECT_EQ(MatmulRoundedGated(args, w, nullptr, nullptr, nullptr), cudaErrorInvalidValue);
+  w.out = 128;  // 64 gates
+  EXPECT_FALSE(GatesRounded(500, w));
+  w.way = DeviceWeights::Way::kTensor;
+  w.out = 512;
+  EXPECT_FALSE(GatesRounded(500, w));
+}
+
+// A whole gated MLP, with and without a kernel that gates: its parts to the bit.
+TEST_F(CudaMatmulInt8Test, AGatedMlpIsItsPartsForAnyNumberOfRows) {
+  SCOPED_TRACE(Seed());
+  for (const int64_t m : {1, 4, 20, 128, 129, 300}) {
+    for (const int64_t width : {128 * random_.Int(1, 6), 32 * random_.Int(1, 20)}) {
+      const int64_t hidden = 32 * random_.Int(1, 16);
+      SCOPED_TRACE(testing::Message() << "m " << m << ", hidden " << hidden << ", width " << width);
+      const BlockMatrix gate = Weights(width, hidden), up = Weights(width, hidden),
+                        down = Weights(hidden, width);
+      const auto of_gate_up = backend_->PackStored({{gate.stored(), up.stored()}}, DType::kBF16);
+      const auto of_down = backend_->PackStored({{down.stored()}}, DType::kBF16);
+      ASSERT_NE(of_gate_up, nullptr);
+      ASSERT_NE(of_down, nullptr);
+      Matrix expected = Matrix::Normal(random_, m, hidden), actual = expected;
+      Matrix norm = Matrix::Normal(random_, 1, hidden), normed(m, hidden), activated(m, width);
+      Matrix gate_rows(m, 2 * width, 0);
+      const auto weight = Upload(norm);
+      auto scratch = Put(normed), of_activated = Put(activated), of_gate_rows = Put(gate_rows);
+      auto of_expected = Put(expected), of_actual = Put(actual);
+      backend_->RmsNorm(of_expected.tensor, weight.data(), 1e-5f, scratch.tensor);
+      backend_->Matmul(scratch.tensor, *of_gate_up, of_gate_rows.tensor, {});
+      backend_->SiluMul(of_gate_rows.tensor, of_activated.tensor);
+      backend_->Matmul(of_activated.tensor, *of_down, of_expected.tensor, {nullptr, true});
+      backend_->GatedMlp({.hidden = of_actual.tensor,
+                          .norm_weight = weight.data(),
+                          .eps = 1e-5f,
+                          .gate_up = *of_gate_up,
+                          .down = *of_down,
+                          .normed = scratch.tensor,
+                          .gate_rows = of_gate_rows.tensor,
+                          .activated = of_activated.tensor});
+      of_expected.Fetch();
+      of_actual.Fetch();
+      ASSERT_TRUE(SameBits(actual, expected));
+    }
   }
 }
 
