@@ -8,7 +8,9 @@ namespace winnow::kernels::amx {
 
 void Int8MatmulTiles(const Int8MatmulCall& call, int64_t first_row, int64_t last_row,
                      int64_t first_panel, int64_t last_panel) {
-  constexpr int64_t kLeastRows = 4;  // that tiles are worth it for
+  // That tiles are worth it for. 16 threads of a Xeon, a step of 1.28 GB in ms, without tiles: one row 13.7, two 14.4, three 17.3; by
+  // tiles: four 14.3.
+  constexpr int64_t kLeastRows = 3;
   if (last_row - first_row >= kLeastRows) {
     return TiledInt8Matmul<AmxTiles>::Run(call, first_row, last_row, first_panel, last_panel);
   }

@@ -66,10 +66,10 @@ class TiledInt8Matmul {
     // Few rows wait for memory.
     constexpr int64_t kAheadBytes = kRowTiles == 1 ? 3 * kStepsPerTile * kTileBytesPerRow : 0;
     Product::ZeroSums();
-    Product::Accumulate({first + g * kInt8GroupValues, call.row_bytes, weights + g * kInt8GroupBytes,
-                         static_cast<size_t>(Int8PanelBytes(call.in_features)), kInt8GroupSteps,
-                         kAheadBytes},
-                        rows);
+    Product::Accumulate(
+        {first + g * kInt8GroupValues, call.row_bytes, weights + g * kInt8GroupBytes,
+         static_cast<size_t>(Int8PanelBytes(call.in_features)), kInt8GroupSteps, kAheadBytes},
+        rows);
     Product::ForEachSum([&]<int r, int p>() {
       Tiles::template Store<Product::template kSum<r, p>>(products.of[r][p], kTileBytesPerRow);
     });
@@ -79,8 +79,8 @@ class TiledInt8Matmul {
   static void Weigh(const Int8MatmulCall& call, const std::byte* first, const std::byte* weights,
                     int64_t g, int rows, const Products<kRowTiles, kPanels>& products,
                     float (&sums)[kRowTiles][kPanels][kTileHeight][kPanelOutputs]) {
-    const std::byte* const scales =
-        first + PreparedInt8Row::ScalesAt(call.in_features) + g * static_cast<int64_t>(sizeof(float));
+    const std::byte* const scales = first + PreparedInt8Row::ScalesAt(call.in_features) +
+                                    g * static_cast<int64_t>(sizeof(float));
     Vec::Reg of_outputs[kPanels][kRegsPerPanel];
     for (int p = 0; p < kPanels; ++p) {
       const std::byte* const at =
@@ -94,14 +94,13 @@ class TiledInt8Matmul {
           *reinterpret_cast<const float*>(scales + static_cast<size_t>(r) * call.row_bytes));
       const int tile = r / kTileHeight, in_tile = r % kTileHeight;
       for (int p = 0; p < kPanels; ++p) {
-        const auto* const of =
-            reinterpret_cast<const std::byte*>(products.of[tile][p][in_tile]);
+        const auto* const of = reinterpret_cast<const std::byte*>(products.of[tile][p][in_tile]);
         float* const to = sums[tile][p][in_tile];
         for (int i = 0; i < kRegsPerPanel; ++i) {
           const int lane = i * Vec::kLanes;
           Vec::Store(to + lane,
-                     Vec::FusedMulAdd(Ints::ToFloat(Ints::Load(of, i)), Vec::Mul(of_outputs[p][i], of_row),
-                                 Vec::Load(to + lane)));
+                     Vec::FusedMulAdd(Ints::ToFloat(Ints::Load(of, i)),
+                                      Vec::Mul(of_outputs[p][i], of_row), Vec::Load(to + lane)));
         }
       }
     }

@@ -87,7 +87,7 @@ struct Int8Kernel {
           Vec::Load(reinterpret_cast<const float*>(scales) + i % kRegsPerPanel * Vec::kLanes);
       for (int r = 0; r < kRows; ++r) {
         sums[r][i] = Vec::FusedMulAdd(Ints::ToFloat(products[r][i]),
-                                 Vec::Mul(scale, Vec::Set1(rows[r].scales[g])), sums[r][i]);
+                                      Vec::Mul(scale, Vec::Set1(rows[r].scales[g])), sums[r][i]);
       }
     }
   }

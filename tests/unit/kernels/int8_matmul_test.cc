@@ -108,7 +108,9 @@ TEST_P(Int8MatmulTest, RoundsRowsAsTheReferenceDoes) {
     // Halves are ties, and the largest is a power of two: the integers lie on them exactly.
     for (int64_t i = 0; i < 32; ++i) x[i] = static_cast<float>(random_.Int(-254, 254)) / 2;
     if (round % 3 == 0) x[0] = 127;
-    if (n > 128) x[128 + random_.Int(0, std::min<int64_t>(n - 128, 128) - 1)] = round % 2 == 0 ? NAN : -INFINITY;
+    if (n > 128)
+      x[128 + random_.Int(0, std::min<int64_t>(n - 128, 128) - 1)] =
+          round % 2 == 0 ? NAN : -INFINITY;
     if (n > 256) std::fill(x.begin() + 256, x.end(), 1e-38f);
     std::vector<std::byte> prepared(PreparedInt8Row::Bytes(n), std::byte{0x55});
     ops->prepare_int8_row(x.data(), n, prepared.data());
