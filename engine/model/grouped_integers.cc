@@ -54,7 +54,7 @@ uint8_t GroupedIntegers::Integer(int64_t row, int64_t col) const {
   return 0;
 }
 
-// Of 4 bits 0 to 16, which products on a GPU count on (kernels/cuda/block_order.h): four bits, and at most one more.
+// Zero points of 4 bits are 0 to 16, which products on a GPU count on (kernels/cuda/block_order.h): four bits, and at most one more.
 int32_t GroupedIntegers::Zero(int64_t row, int64_t group) const {
   if (zeros == nullptr) return middle();
   const int64_t n = scheme.in_word();

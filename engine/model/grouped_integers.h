@@ -52,7 +52,7 @@ struct GroupedIntegers final : BlockSource {
   // float32 to within half a thousandth. Reads all of them.
   absl::Status CheckScales() const;
 
-  // Of 8 bits kQ8_0; of 4 bits kQ4_0 where every zero point is 8, else kI4x32 or kI4x128. Blocks hold scales as float16, so
+  // kQ8_0 for 8 bits; for 4 bits kQ4_0 where every zero point is 8, else kI4x32 or kI4x128. Blocks hold scales as float16, so
   // that values are the file's own, but for scales in float32, which are rounded. REQUIRES: of 8 bits, no zero points.
   kernels::WeightType block_type() const override;
   // REQUIRES: CheckScales is OK.

@@ -157,7 +157,7 @@ absl::StatusOr<std::unique_ptr<GroupedIntegers>> TakeGroupedIntegers(
   if (const std::optional<FileTensor> shape = take(Concat(base, ".weight_shape"))) {
     WINNOW_RETURN_IF_ERROR(CheckShapeTensor(*shape, rows, cols));
   }
-  // What activations were rounded with, in files that say so: part of the model, and not used.
+  // Scales of activations, in files that round them: part of the model, and not used.
   for (const std::string_view name : {".input_scale", ".input_zero_point"}) {
     take(Concat(base, name));
   }

@@ -55,7 +55,7 @@ int64_t VectorBytes(const Weights& weights) {
   return sum * static_cast<int64_t>(sizeof(float));
 }
 
-// What a matrix of plain values is rounded to, and one of integers with the same values is taken as.
+// Type that a matrix of plain values is rounded to, and that one of integers is taken as.
 WeightType RoundedType(WeightStorage storage, int64_t cols, bool is_output) {
   if (storage == WeightStorage::kFloat8) return kernels::Float8TypeFor(cols);
   if (storage == WeightStorage::kInt4 && !is_output) return WeightType::kL4x32;

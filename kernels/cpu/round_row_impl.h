@@ -14,7 +14,7 @@ namespace {
 
 class Rounding {
  public:
-  // Of x [count]. REQUIRES: count is a multiple of kRoundedValues.
+  // x [count] share the scale. REQUIRES: count is a multiple of kRoundedValues.
   Rounding(const float* x, int64_t count) {
     // The bits of magnitudes are in their order, and those that are not finite come last.
     uint32_t largest_bits = 0;

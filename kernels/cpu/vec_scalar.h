@@ -44,7 +44,7 @@ struct Vec {
   static Reg Max(Reg a, Reg b) { return a > b ? a : b; }
   static Reg Min(Reg a, Reg b) { return a < b ? a : b; }
   static Reg MulAdd(Reg a, Reg b, Reg c) { return a * b + c; }
-  // With one rounding, as vectors have it everywhere.
+  // Rounds once, as vectors do.
   static Reg FusedMulAdd(Reg a, Reg b, Reg c) { return std::fma(a, b, c); }
   static float ReduceAdd(Reg a) { return a; }
   static float ReduceMax(Reg a) { return a; }

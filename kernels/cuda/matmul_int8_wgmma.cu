@@ -107,7 +107,7 @@ struct Shape {
   static constexpr uint32_t kWScaleBytes = kTileOutputs * 4;
   static constexpr uint32_t kStageBytes =
       (kWScalesAt + (kWholePanels ? 0 : kWScaleBytes) + 1023) / 1024 * 1024;
-  // Of W that a stage takes.
+  // Bytes of W that a stage takes.
   static constexpr uint32_t kWCopiedBytes =
       kWholePanels ? kMultipliers * kRoundedPanelBytes : kWPanelBytes + kWScaleBytes;
   static_assert(kWCopiedBytes % 16 == 0 && kWarps % 4 == 0 && kRowTiles * 8 * kParts == kRows);
@@ -221,12 +221,12 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const int32_t groups = operands.groups;
   extern __shared__ uint4 dynamic[];
   __shared__ uint64_t filled[S::kStages], emptied[S::kStages];
-  // Of a gated product, two for each warpgroup: a warp may begin with the next tile's before others have read this one's.
+  // Places of a gated product, two for each warpgroup: a warp may begin with the next tile's before others have read this one's.
   constexpr int kMaxima = S::kGated ? 2 : 0;
   __shared__ RowMaxima maxima[S::kMultipliers][std::max(kMaxima, 1)];
   __shared__ uint64_t largest_known[S::kMultipliers][std::max(kMaxima, 1)];
   const uint32_t stages_at = (SharedAddress(dynamic) + 1023) / 1024 * 1024;
-  // The same in all threads of a warp, which the compiler cannot know of threadIdx: addresses are computed once for a warp then.
+  // A warp's number is the same in all its threads, which the compiler cannot know of threadIdx: addresses are computed once then.
   const int warp = __shfl_sync(kFullMask, threadIdx.x / kLanes, 0);
   const int lane = threadIdx.x % kLanes;
   const auto rank = kClusterBlocks == 1 ? 0 : static_cast<int>(RankInCluster());
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         if (const int copy = filler + i * kFillWarps; copy < kCopies) call(i, copy);
       }
     };
-    // Where this warp's copies of a tile begin. Of what does not exist the last that does is copied.
+    // Begins of this warp's copies of a tile. In place of what does not exist the last that does is copied.
     const uint8_t* from[kMost];
     const auto begin = [&](int32_t tile) {
       int32_t first_row, outputs;

@@ -57,7 +57,7 @@ struct Rounding {
     inverse = zero ? 0.0f : __fdiv_rn(127.0f, largest);
     scale = !finite ? __uint_as_float(0x7fc00000u) : zero ? 0.0f : __fdiv_rn(largest, 127.0f);
   }
-  // The same without its scale.
+  // A rounding known by its inverse, without its scale.
   __device__ __forceinline__ Rounding(float group_inverse, bool group_zero)
       : inverse(group_inverse), scale(0.0f), zero(group_zero) {}
   // The integer, in the lowest eight bits.

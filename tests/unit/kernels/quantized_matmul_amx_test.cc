@@ -126,7 +126,7 @@ TEST_F(QuantizedAmxTest, IntegersHaveTheBitsOfTheProductWithoutTiles) {
   }
 }
 
-// By tiles as without: of W8A8 the oracle's.
+// Products of W8A8 have one result, by tiles as without.
 TEST_F(QuantizedAmxTest, ProductsOfW8A8HaveTheBitsOfTheReference) {
   SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(random_.seed()));
   for (int round = 0; round < 10; ++round) {
