@@ -1,6 +1,8 @@
 #include "engine/model_loader.h"
 
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "engine/base/status_macros.h"
@@ -9,6 +11,7 @@
 #include "engine/model/vocabulary_fit.h"
 #include "engine/model_text.h"
 #include "fmt/format.h"
+#include "fmt/ranges.h"
 #include "kernels/arithmetic_version.h"
 
 namespace winnow::engine {
@@ -39,6 +42,23 @@ absl::StatusOr<StoreNames> NamesOf(const ModelConfig& config, const Weights& wei
   return names;
 }
 
+// CheckMemory of a model's own weights. An error names the forms of the weights that would fit.
+absl::Status CheckModelMemory(const ModelConfig& config, const ModelOptions& options,
+                              const DecoderOptions& resolved, const Weights& weights,
+                              const KvPlan& plan, const kernels::Backend& backend) {
+  const absl::Status status =
+      CheckMemory(config, resolved, plan, backend, PackingCopyBytes(weights, resolved.compute),
+                  KeptWeightBytes(options, resolved, weights));
+  if (status.ok()) return status;
+  const auto fits = [&](int64_t weight_bytes) {
+    return CheckMemory(config, resolved, plan, backend, /*copy_bytes=*/0, weight_bytes).ok();
+  };
+  const std::vector<std::string> forms = FormsThatFit(config, options, weights, fits);
+  if (forms.empty()) return status;
+  return {status.code(), fmt::format("{}; it fits with weights as {}",
+                                     std::string(status.message()), fmt::join(forms, " or "))};
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_path,
@@ -64,9 +84,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
       TransformReport transform,
       ResolveTransform(config, weights, *tokenizer, options.retrieval, *backend, decoder_options));
   WINNOW_ASSIGN_OR_RETURN(const KvPlan plan, PlanKv(config, decoder_options));
-  WINNOW_RETURN_IF_ERROR(CheckMemory(config, decoder_options, plan, *backend,
-                                     PackingCopyBytes(weights, decoder_options.compute),
-                                     KeptWeightBytes(options, decoder_options, weights)));
+  WINNOW_RETURN_IF_ERROR(
+      CheckModelMemory(config, options, decoder_options, weights, plan, *backend));
   TierFlags tiers = options.tiers;
   if (plan.uses_host()) tiers.host_bytes = 0;  // a GPU reads that memory itself
   WINNOW_ASSIGN_OR_RETURN(KvStore store, OpenKvStore(tiers, plan.layout));

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/base/device.h"
@@ -114,6 +115,12 @@ absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& option
 // Memory that weights take in the form that the options say, with what the device needs beside them to multiply by them.
 int64_t KeptWeightBytes(const ModelOptions& options, const DecoderOptions& resolved,
                         const Weights& weights);
+
+// The forms of the weights (--weights) other than that of the options that the files and the device can have, and whose memory
+// `fits`: their names.
+std::vector<std::string> FormsThatFit(const ModelConfig& config, const ModelOptions& options,
+                                      const Weights& weights,
+                                      const std::function<bool(int64_t weight_bytes)>& fits);
 
 // Of all tensors, in this type.
 int64_t WeightBytes(const ModelConfig& config, kernels::DType dtype);

@@ -1,6 +1,7 @@
 // What the flags of a model mean: the part of model_loader.h that opens no file.
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -127,6 +128,23 @@ int64_t KeptWeightBytes(const ModelOptions& options, const DecoderOptions& resol
   const bool widens = DeviceOf(options.device).bfloat16_blocks;
   return StorageBytes(resolved.weights, weights, resolved.compute) +
          (widens ? WideningBytes(resolved.weights, weights) : 0);
+}
+
+std::vector<std::string> FormsThatFit(const ModelConfig& config, const ModelOptions& options,
+                                      const Weights& weights,
+                                      const std::function<bool(int64_t weight_bytes)>& fits) {
+  std::vector<std::string> forms;
+  ModelOptions other = options;
+  for (const std::string& name : WeightStorageNames()) {
+    other.weights = name;
+    const auto resolved = ResolveDecoderOptions(config, other);
+    if (name != options.weights && resolved.ok() &&
+        CheckWeightStorage(resolved->weights, weights).ok() &&
+        fits(KeptWeightBytes(other, *resolved, weights))) {
+      forms.push_back(name);
+    }
+  }
+  return forms;
 }
 
 absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& options,

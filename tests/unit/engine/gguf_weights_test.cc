@@ -28,7 +28,9 @@ namespace {
 using kernels::DType;
 using kernels::WeightType;
 using nlohmann::json;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 uint32_t GgufNumber(WeightType type) {
   for (uint32_t number = 0; number < 64; ++number) {
@@ -233,6 +235,18 @@ TEST(GgufWeights, RoundedWhileLoadingWeightsComputeWhatTheirBlocksCompute) {
   EXPECT_EQ(Logits(model.directory(), DType::kF32, WeightStorage::kStored), exact);
 }
 
+// A file of the model's shape whose matrices are Q8_0: its path.
+std::string WriteBlocks(const RandomModel& model) {
+  GgufBuilder file = KeysOf(model.config());
+  for (const TensorSpec& spec : ModelTensors(model.config(), nullptr)) {
+    const WeightType type = spec.rows == 0 ? WeightType::kF32 : WeightType::kQ8_0;
+    const int64_t bytes =
+        std::max<int64_t>(spec.rows, 1) * kernels::WeightRowBytes(type, spec.cols);
+    RandomModel::Add(spec, type, std::string(bytes, '\0'), &file);
+  }
+  return model.Write(file, "q8_0.gguf");
+}
+
 TEST(GgufWeights, AStorageThatTheFileDoesNotFitIsRefused) {
   const RandomModel model(SmallConfig("llama"));
   const auto plain = LoadWeights(model.directory(), model.config());
@@ -245,14 +259,7 @@ TEST(GgufWeights, AStorageThatTheFileDoesNotFitIsRefused) {
   EXPECT_THAT(
       std::string(CheckWeightStorage(WeightStorage::kStored, *plain).message()),
       ::testing::StartsWith("weights is stored: this model's file has no quantised weights"));
-  GgufBuilder file = KeysOf(model.config());
-  for (const TensorSpec& spec : ModelTensors(model.config(), nullptr)) {
-    const WeightType type = spec.rows == 0 ? WeightType::kF32 : WeightType::kQ8_0;
-    const int64_t bytes =
-        std::max<int64_t>(spec.rows, 1) * kernels::WeightRowBytes(type, spec.cols);
-    RandomModel::Add(spec, type, std::string(bytes, '\0'), &file);
-  }
-  const auto blocks = LoadWeights(model.Write(file, "q8_0.gguf"), model.config());
+  const auto blocks = LoadWeights(WriteBlocks(model), model.config());
   ASSERT_TRUE(blocks.ok()) << blocks.status();
   EXPECT_TRUE(CheckWeightStorage(WeightStorage::kStored, *blocks).ok());
   for (const WeightStorage storage :
@@ -454,6 +461,36 @@ TEST(GgufWeights, CopiesThatFindNoMemoryAreRefusedBeforeTheyAreMade) {
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("widening quantised weights takes 1152921504606846976"));
+}
+
+// A model that does not fit wide may fit as its file has it, or rounded: the refusal names how.
+TEST(GgufWeights, FormsThatFitAreThoseThatFileAndDeviceCanHave) {
+  const RandomModel model(SmallConfig("llama"));
+  const auto quantised = LoadWeights(WriteBlocks(model), model.config());
+  ASSERT_TRUE(quantised.ok()) << quantised.status();
+  const auto plain = LoadWeights(model.directory(), model.config());
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  ModelOptions options;
+  options.dtype = "bf16";
+  const auto resolved = ResolveDecoderOptions(model.config(), options);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  const int64_t all = KeptWeightBytes(options, *resolved, *plain);
+  const auto forms = [&](const Weights& weights, int64_t room) {
+    return FormsThatFit(model.config(), options, weights,
+                        [&](int64_t bytes) { return bytes <= room; });
+  };
+  EXPECT_THAT(forms(*quantised, all - 1), ElementsAre("stored"));
+  // Rows of so small a model are half a group of w8a8, which keeps whole ones.
+  EXPECT_THAT(forms(*plain, all - 1), ElementsAre("int8", "int4", "fp8"));
+  EXPECT_THAT(forms(*plain, all / 2), ElementsAre("int4"));
+  EXPECT_THAT(forms(*plain, all / 10), IsEmpty());
+  options.weights = "int8";
+  EXPECT_THAT(forms(*plain, 2 * all), ElementsAre("wide", "int4", "fp8", "w8a8"));
+  // Every form but wide is bfloat16's on a GPU.
+  options.weights = "wide";
+  options.device = "cuda";
+  options.dtype = "f32";
+  EXPECT_THAT(forms(*plain, 8 * all), IsEmpty());
 }
 
 }  // namespace
