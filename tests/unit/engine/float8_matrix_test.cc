@@ -157,27 +157,16 @@ TEST(Float8MatrixTest, ValuesOfEveryFormAreThoseOfTheFile) {
     const Float8Model model(random, form);
     const auto weights = model.Load(dir);
     ASSERT_TRUE(weights.ok()) << weights.status();
-    const LayerWeights& layer = weights->layers[0];
-    for (const auto& [name, matrix] : {std::pair{"self_attn.q_proj", &layer.q},
-                                       {"self_attn.k_proj", &layer.k},
-                                       {"self_attn.v_proj", &layer.v},
-                                       {"self_attn.o_proj", &layer.o},
-                                       {"mlp.gate_proj", &layer.gate},
-                                       {"mlp.up_proj", &layer.up},
-                                       {"mlp.down_proj", &layer.down}}) {
-      const Matrix& written = model.matrices.at(std::string("model.layers.0.") + name);
+    for (const auto& [name, matrix] : MatricesOf(weights->layers[0])) {
+      const Matrix& written = model.matrices.at("model.layers.0." + name);
       ASSERT_EQ(matrix->rows, written.rows);
       ASSERT_EQ(matrix->cols, written.cols);
       EXPECT_EQ(matrix->type, written.cols % 128 == 0 && form != Form::kSmallBlocks
                                   ? WeightType::kF8x128
                                   : WeightType::kF8x32);
-      std::vector<float> row(written.cols);
-      for (int64_t r = 0; r < written.rows; ++r) {
-        matrix->WidenRow(r, row.data());
-        for (int64_t c = 0; c < written.cols; ++c) {
-          ASSERT_EQ(row[c], written.Value(r, c)) << name << " " << r << " " << c;
-        }
-      }
+      SCOPED_TRACE(name);
+      ExpectValues(written,
+                   [&, matrix = matrix](int64_t row, float* out) { matrix->WidenRow(row, out); });
     }
     EXPECT_TRUE(weights->lm_head.IsPlain());
   }

@@ -240,14 +240,6 @@ struct QuantizedModel {
   }
 };
 
-// A layer's quantised matrices, by name.
-std::vector<std::pair<std::string, const WeightMatrix*>> MatricesOf(const LayerWeights& layer) {
-  return {{"self_attn.q_proj", &layer.q}, {"self_attn.k_proj", &layer.k},
-          {"self_attn.v_proj", &layer.v}, {"self_attn.o_proj", &layer.o},
-          {"mlp.gate_proj", &layer.gate}, {"mlp.up_proj", &layer.up},
-          {"mlp.down_proj", &layer.down}};
-}
-
 std::vector<Form> AllForms() {
   std::vector<Form> forms;
   for (const int64_t group : {32, 64, 128}) {
@@ -290,13 +282,9 @@ TEST(GroupedIntegersTest, ValuesOfEveryFormAreThoseOfTheFile) {
                               : form.symmetric           ? WeightType::kQ4_0
                               : written.group % 128 == 0 ? WeightType::kI4x128
                                                          : WeightType::kI4x32);
-      std::vector<float> row(written.cols);
-      for (int64_t r = 0; r < written.rows; ++r) {
-        matrix->WidenRow(r, row.data());
-        for (int64_t c = 0; c < written.cols; ++c) {
-          ASSERT_EQ(row[c], written.Value(r, c)) << name << " " << r << " " << c;
-        }
-      }
+      SCOPED_TRACE(name);
+      ExpectValues(written,
+                   [&, matrix = matrix](int64_t row, float* out) { matrix->WidenRow(row, out); });
     }
     EXPECT_TRUE(weights->lm_head.IsPlain());
   }
@@ -323,13 +311,10 @@ TEST(GroupedIntegersTest, W8A8TakesTheIntegersOfTheFile) {
       ASSERT_TRUE(stored.ok()) << stored.status();
       const kernels::StoredMatrix& part = stored->parts[0];
       ASSERT_EQ(part.type, kernels::WeightType::kI8x128);
-      std::vector<float> row(written.cols);
-      for (int64_t r = 0; r < written.rows; ++r) {
-        kernels::DequantizeRow(part.type, part.rows[r], written.cols, row.data());
-        for (int64_t c = 0; c < written.cols; ++c) {
-          ASSERT_EQ(row[c], written.Value(r, c)) << name << " " << r << " " << c;
-        }
-      }
+      SCOPED_TRACE(name);
+      ExpectValues(written, [&](int64_t row, float* out) {
+        kernels::DequantizeRow(part.type, part.rows[row], written.cols, out);
+      });
     }
     const WeightMatrix& output = weights->lm_head;
     const auto stored = StoredPartsOf(WeightStorage::kW8A8, {{output}}, true);

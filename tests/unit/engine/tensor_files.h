@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/model/weights.h"
+#include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/unit/engine/model_files.h"
 #include "tests/unit/temp_dir.h"
@@ -50,6 +51,27 @@ inline absl::StatusOr<Weights> WriteAndLoad(const TempDir& dir, const nlohmann::
   if (!parsed.ok()) return parsed.status();
   WriteModel(dir, config, tensors);
   return LoadWeights(dir.path(), *parsed);
+}
+
+// A layer's matrices, by the names that their tensors have in it.
+inline std::vector<std::pair<std::string, const WeightMatrix*>> MatricesOf(
+    const LayerWeights& layer) {
+  return {{"self_attn.q_proj", &layer.q}, {"self_attn.k_proj", &layer.k},
+          {"self_attn.v_proj", &layer.v}, {"self_attn.o_proj", &layer.o},
+          {"mlp.gate_proj", &layer.gate}, {"mlp.up_proj", &layer.up},
+          {"mlp.down_proj", &layer.down}};
+}
+
+// Compares what read(row, out) makes of each row with `written`, a matrix that has rows, cols and Value(row, col).
+template <typename Written, typename Read>
+void ExpectValues(const Written& written, Read read) {
+  std::vector<float> values(written.cols);
+  for (int64_t row = 0; row < written.rows; ++row) {
+    read(row, values.data());
+    for (int64_t col = 0; col < written.cols; ++col) {
+      ASSERT_EQ(values[col], written.Value(row, col)) << row << " " << col;
+    }
+  }
 }
 
 }  // namespace winnow::engine
