@@ -62,6 +62,37 @@ class CudaBackendFixture : public CudaTest {
     return result;
   }
 
+  // GatedMlp() of m rows: the bits of its parts, one after the other. down [hidden][width], gate and up [width][hidden].
+  void ExpectGatedMlpIsItsParts(int64_t m, const StoredMatrix& gate, const StoredMatrix& up,
+                                const StoredMatrix& down) {
+    const int64_t hidden = gate.cols, width = down.cols;
+    const auto of_gate_up = backend_->PackStored({{gate, up}}, DType::kBF16);
+    const auto of_down = backend_->PackStored({{down}}, DType::kBF16);
+    ASSERT_NE(of_gate_up, nullptr);
+    ASSERT_NE(of_down, nullptr);
+    Matrix expected = Matrix::Normal(random_, m, hidden), actual = expected;
+    Matrix norm = Matrix::Normal(random_, 1, hidden), normed(m, hidden), activated(m, width);
+    Matrix gate_rows(m, 2 * width, 0);
+    const auto weight = Upload(norm);
+    auto scratch = Put(normed), of_activated = Put(activated), of_gate_rows = Put(gate_rows);
+    auto of_expected = Put(expected), of_actual = Put(actual);
+    backend_->RmsNorm(of_expected.tensor, weight.data(), 1e-5f, scratch.tensor);
+    backend_->Matmul(scratch.tensor, *of_gate_up, of_gate_rows.tensor, {});
+    backend_->SiluMul(of_gate_rows.tensor, of_activated.tensor);
+    backend_->Matmul(of_activated.tensor, *of_down, of_expected.tensor, {nullptr, true});
+    backend_->GatedMlp({.hidden = of_actual.tensor,
+                        .norm_weight = weight.data(),
+                        .eps = 1e-5f,
+                        .gate_up = *of_gate_up,
+                        .down = *of_down,
+                        .normed = scratch.tensor,
+                        .gate_rows = of_gate_rows.tensor,
+                        .activated = of_activated.tensor});
+    of_expected.Fetch();
+    of_actual.Fetch();
+    ASSERT_TRUE(SameBits(actual, expected));
+  }
+
   // A selection in shared memory, of guards.
   class SharedSelection {
    public:

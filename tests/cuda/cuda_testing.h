@@ -214,6 +214,12 @@ class CudaTest : public testing::Test {
   }
   void TearDown() override { EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess); }
   std::string Seed() const { return "WINNOW_TEST_SEED=" + std::to_string(random_.seed()); }
+  // Whether the device must have the kernels of its matrix instructions.
+  static bool IsHopper() {
+    int major = 0;
+    EXPECT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
+    return major == 9;
+  }
 
   Random random_;
 };

@@ -7,6 +7,7 @@
 #include "kernels/cuda/matmul.h"
 #include "kernels/quantized.h"
 #include "tests/cuda/backend_testing.h"
+#include "tests/cuda/packed_blocks.h"
 #include "tests/unit/kernels/random_blocks.h"
 
 namespace winnow::kernels::cuda {
@@ -21,24 +22,6 @@ std::vector<uint16_t> Widened(const StoredMatrix& w) {
     for (const float value : row) values.push_back(ToBF16(value).bits);
   }
   return values;
-}
-
-// The weights in `packed`, of as many bytes as they take, which must outlive what is returned.
-DeviceWeights PackOnDevice(const StoredMatrix& w, DeviceArray<std::byte>& packed) {
-  std::vector<std::byte> rows;
-  for (const std::byte* row : w.rows) {
-    rows.insert(rows.end(), row, row + WeightRowBytes(w.type, w.cols));
-  }
-  packed.Zero();
-  DeviceWeights blocks;
-  blocks.data = packed.data();
-  blocks.out = static_cast<int64_t>(w.rows.size());
-  blocks.in = w.cols;
-  blocks.way = DeviceWeights::Way::kBlocks;
-  blocks.type = w.type;
-  const DeviceArray<std::byte> source(rows);
-  EXPECT_EQ(PackBlocks(source.data(), 0, blocks.out, blocks, nullptr), cudaSuccess);
-  return blocks;
 }
 
 class CudaMatmulBlocksTest : public CudaBackendFixture {
@@ -294,31 +277,7 @@ TEST_F(CudaMatmulBlocksTest, AGatedMlpIsItsPartsForAnyNumberOfRows) {
                                       << hidden << ", width " << width);
       const BlockMatrix gate(random_, width, hidden, type),
           up(random_, width, hidden, WeightType::kQ8_0), down(random_, hidden, width, type);
-      const auto of_gate_up = backend_->PackStored({{gate.stored(), up.stored()}}, DType::kBF16);
-      const auto of_down = backend_->PackStored({{down.stored()}}, DType::kBF16);
-      ASSERT_NE(of_gate_up, nullptr);
-      ASSERT_NE(of_down, nullptr);
-      Matrix expected = Matrix::Normal(random_, m, hidden), actual = expected;
-      Matrix norm = Matrix::Normal(random_, 1, hidden), normed(m, hidden), activated(m, width);
-      Matrix gate_rows(m, 2 * width, 0);
-      const auto weight = Upload(norm);
-      auto scratch = Put(normed), of_activated = Put(activated), of_gate_rows = Put(gate_rows);
-      auto of_expected = Put(expected), of_actual = Put(actual);
-      backend_->RmsNorm(of_expected.tensor, weight.data(), 1e-5f, scratch.tensor);
-      backend_->Matmul(scratch.tensor, *of_gate_up, of_gate_rows.tensor, {});
-      backend_->SiluMul(of_gate_rows.tensor, of_activated.tensor);
-      backend_->Matmul(of_activated.tensor, *of_down, of_expected.tensor, {nullptr, true});
-      backend_->GatedMlp({.hidden = of_actual.tensor,
-                          .norm_weight = weight.data(),
-                          .eps = 1e-5f,
-                          .gate_up = *of_gate_up,
-                          .down = *of_down,
-                          .normed = scratch.tensor,
-                          .gate_rows = of_gate_rows.tensor,
-                          .activated = of_activated.tensor});
-      of_expected.Fetch();
-      of_actual.Fetch();
-      ASSERT_TRUE(SameBits(actual, expected));
+      ExpectGatedMlpIsItsParts(m, gate.stored(), up.stored(), down.stored());
     }
   }
 }

@@ -93,13 +93,7 @@ struct Float8Model {
         Add(random, form, spec);
         continue;
       }
-      std::vector<int64_t> shape = {spec.cols};
-      if (spec.rows != 0) shape.insert(shape.begin(), spec.rows);
-      std::vector<uint16_t> plain(std::max<int64_t>(spec.rows, 1) * spec.cols, 0x3f80);
-      if (spec.rows != 0) {
-        for (uint16_t& value : plain) value = static_cast<uint16_t>(0x3c00 | (random() & 0x80ff));
-      }
-      tensors[spec.name] = TensorOf("BF16", shape, plain);
+      AddPlainTensor(random, spec, tensors);
     }
   }
 
@@ -246,17 +240,7 @@ TEST(Float8MatrixTest, DamagedTensorsAreRefusedByName) {
        },
        "no part"},
   };
-  for (const Case& c : cases) {
-    SCOPED_TRACE(c.tensor + ": " + c.says);
-    const TempDir dir;
-    Float8Model model(random, c.form);
-    c.spoil(model);
-    const absl::Status status = model.Load(dir).status();
-    ASSERT_FALSE(status.ok());
-    EXPECT_THAT(std::string(status.message()), HasSubstr(c.says));
-    EXPECT_THAT(std::string(status.message()), HasSubstr(c.tensor));
-    EXPECT_THAT(std::string(status.message()), HasSubstr("model.safetensors"));
-  }
+  ExpectEachRefusedByName<Float8Model>(random, cases);
 }
 
 TEST(Float8MatrixTest, RowsThatAreNoMultipleOf32AreRefused) {

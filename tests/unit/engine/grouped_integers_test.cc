@@ -225,13 +225,7 @@ struct QuantizedModel {
         }
         continue;
       }
-      std::vector<int64_t> shape = {spec.cols};
-      if (spec.rows != 0) shape.insert(shape.begin(), spec.rows);
-      std::vector<uint16_t> plain(std::max<int64_t>(spec.rows, 1) * spec.cols, 0x3f80);
-      if (spec.rows != 0) {
-        for (uint16_t& value : plain) value = static_cast<uint16_t>(0x3c00 | (random() & 0x80ff));
-      }
-      tensors[spec.name] = TensorOf("BF16", shape, plain);
+      AddPlainTensor(random, spec, tensors);
     }
   }
 
@@ -523,17 +517,7 @@ TEST(GroupedIntegersTest, DamagedTensorsAreRefusedByName) {
        },
        "group_size 96 does not divide its 256 inputs"},
   };
-  for (const Case& c : cases) {
-    SCOPED_TRACE(c.tensor + ": " + c.says);
-    const TempDir dir;
-    QuantizedModel model(random, c.form);
-    c.spoil(model);
-    const absl::Status status = model.Load(dir).status();
-    ASSERT_FALSE(status.ok());
-    EXPECT_THAT(std::string(status.message()), HasSubstr(c.says));
-    EXPECT_THAT(std::string(status.message()), HasSubstr(c.tensor));
-    EXPECT_THAT(std::string(status.message()), HasSubstr("model.safetensors"));
-  }
+  ExpectEachRefusedByName<QuantizedModel>(random, cases);
 }
 
 TEST(GroupedIntegersTest, ConfigurationsThatAskForMoreAreRefusedByKey) {

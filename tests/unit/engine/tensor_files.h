@@ -2,14 +2,17 @@
 #ifndef WINNOW_TESTS_UNIT_ENGINE_TENSOR_FILES_H_
 #define WINNOW_TESTS_UNIT_ENGINE_TENSOR_FILES_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/model/weights.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/unit/engine/model_files.h"
@@ -51,6 +54,33 @@ inline absl::StatusOr<Weights> WriteAndLoad(const TempDir& dir, const nlohmann::
   if (!parsed.ok()) return parsed.status();
   WriteModel(dir, config, tensors);
   return LoadWeights(dir.path(), *parsed);
+}
+
+// Adds a tensor that is no quantised matrix, in bfloat16: ones for a vector, for a matrix values about a hundredth.
+inline void AddPlainTensor(std::mt19937_64& random, const TensorSpec& spec, TensorBytes& tensors) {
+  std::vector<int64_t> shape = {spec.cols};
+  if (spec.rows != 0) shape.insert(shape.begin(), spec.rows);
+  std::vector<uint16_t> values(std::max<int64_t>(spec.rows, 1) * spec.cols, 0x3f80);
+  if (spec.rows != 0) {
+    for (uint16_t& value : values) value = static_cast<uint16_t>(0x3c00 | (random() & 0x80ff));
+  }
+  tensors[spec.name] = TensorOf("BF16", shape, values);
+}
+
+// Loads each model that a case spoils, which must be refused by tensor, file and reason. Case has form, tensor, spoil and says.
+template <typename Model, typename Case>
+void ExpectEachRefusedByName(std::mt19937_64& random, const std::vector<Case>& cases) {
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.tensor + ": " + c.says);
+    const TempDir dir;
+    Model model(random, c.form);
+    c.spoil(model);
+    const absl::Status status = model.Load(dir).status();
+    ASSERT_FALSE(status.ok());
+    for (const std::string& part : {c.says, c.tensor, std::string("model.safetensors")}) {
+      EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(part));
+    }
+  }
 }
 
 // A layer's matrices, by the names that their tensors have in it.

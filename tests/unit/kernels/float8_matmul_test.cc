@@ -10,6 +10,7 @@
 #include "kernels/quantized.h"
 #include "tests/unit/kernels/kernel_testing.h"
 #include "tests/unit/kernels/random_blocks.h"
+#include "tests/unit/kernels/stored_matmul_testing.h"
 
 namespace winnow::kernels {
 namespace {
@@ -53,7 +54,7 @@ TEST(Float8Test, RoundsToTheNearestAndOfTwoToTheEven) {
   }
 }
 
-class Float8MatmulTest : public EachIsa {
+class Float8MatmulTest : public StoredMatmul {
  protected:
   // As products on AMX take rows.
   static void RoundToBF16(Matrix& x) {
@@ -127,43 +128,13 @@ TEST_P(Float8MatmulTest, ValuesThatRoundingCannotTouchAreExact) {
 TEST_P(Float8MatmulTest, ARowIsTheSameBitsAloneAndInABatchOfAnySize) {
   SCOPED_TRACE(Seed());
   for (const WeightType type : kFloatBlocks) {
-    const int64_t in = 128 * random_.Int(1, 3), out = random_.Int(150, 300);
-    const BlockMatrix w(random_, out, in, type);
-    const auto backend = Make(1);
-    const auto packed = backend->PackStored({{w.stored()}}, DType::kF32);
-    Matrix x = Matrix::Normal(random_, 64, in), alone(64, out);
-    for (int64_t i = 0; i < 64; ++i) {
-      backend->Matmul(x.tensor().RowRange(i, 1), *packed, alone.tensor().RowRange(i, 1), {});
-    }
-    for (int threads = 1; threads <= 3; ++threads) {
-      const auto other = Make(threads);
-      const auto repacked = other->PackStored({{w.stored()}}, DType::kBF16);
-      for (int64_t m : {2, 3, 4, 5, 7, 8, 9, 11, 16, 17, 33, 64}) {
-        const int64_t first = random_.Int(0, 64 - m);
-        Matrix y(m, out);
-        other->Matmul(x.tensor().RowRange(first, m), *repacked, y.tensor(), {});
-        for (int64_t i = 0; i < m; ++i) {
-          ASSERT_TRUE(SameBits(y, i, alone, first + i)) << "m " << m << ", " << threads;
-        }
-      }
-    }
+    ExpectRowsToBeAsAlone(type, random_.Int(150, 300), 128 * random_.Int(1, 3));
   }
 }
 
 TEST_P(Float8MatmulTest, NotANumberStaysInItsRow) {
-  const auto backend = Make(2);
-  const BlockMatrix w(random_, 40, 256, WeightType::kF8x128);
-  const auto packed = backend->PackStored({{w.stored()}}, DType::kBF16);
-  Matrix x = Matrix::Normal(random_, 9, 256), clean(9, 40), dirty(9, 40);
-  backend->Matmul(x.tensor(), *packed, clean.tensor(), {});
-  x.row(4)[7] = NAN;
-  backend->Matmul(x.tensor(), *packed, dirty.tensor(), {});
-  for (int64_t i = 0; i < 9; ++i) {
-    if (i != 4) {
-      EXPECT_TRUE(SameBits(dirty, i, clean, i)) << i;
-    }
-    for (int64_t j = 0; j < 40; ++j) EXPECT_EQ(std::isnan(dirty.row(i)[j]), i == 4);
-  }
+  SCOPED_TRACE(Seed());
+  for (const WeightType type : kFloatBlocks) ExpectNotANumberToStayInItsRow(type, 256);
 }
 
 TEST(Float8MatmulVectorTest, Avx2AndAvx512GiveTheSameBits) {

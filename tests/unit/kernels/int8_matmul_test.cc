@@ -13,11 +13,12 @@
 #include "kernels/quantized_matmul.h"
 #include "tests/unit/kernels/kernel_testing.h"
 #include "tests/unit/kernels/random_blocks.h"
+#include "tests/unit/kernels/stored_matmul_testing.h"
 
 namespace winnow::kernels {
 namespace {
 
-class Int8MatmulTest : public EachIsa {};
+class Int8MatmulTest : public StoredMatmul {};
 WINNOW_FOR_EACH_ISA(Int8MatmulTest);
 
 // Sums of integers are exact, and the rest is in one order: every instruction set has the oracle's bits.
@@ -76,26 +77,7 @@ TEST_P(Int8MatmulTest, TakesTheLeastAndTheLargestIntegers) {
 
 TEST_P(Int8MatmulTest, ARowIsTheSameBitsAloneAndInABatchOfAnySize) {
   SCOPED_TRACE(Seed());
-  const int64_t in = 32 * random_.Int(3, 30), out = random_.Int(150, 300), most = 300;
-  const BlockMatrix w(random_, out, in, WeightType::kI8x128);
-  const auto backend = Make(1);
-  const auto packed = backend->PackStored({{w.stored()}}, DType::kF32);
-  Matrix x = Matrix::Normal(random_, most, in), alone(most, out);
-  for (int64_t i = 0; i < most; ++i) {
-    backend->Matmul(x.tensor().RowRange(i, 1), *packed, alone.tensor().RowRange(i, 1), {});
-  }
-  for (int threads = 1; threads <= 3; ++threads) {
-    const auto other = Make(threads);
-    const auto repacked = other->PackStored({{w.stored()}}, DType::kF32);
-    for (const int64_t m : {2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 127, 129, 300}) {
-      const int64_t first = random_.Int(0, most - m);
-      Matrix y(m, out);
-      other->Matmul(x.tensor().RowRange(first, m), *repacked, y.tensor(), {});
-      for (int64_t i = 0; i < m; ++i) {
-        ASSERT_TRUE(SameBits(y, i, alone, first + i)) << "m " << m << ", " << threads << " threads";
-      }
-    }
-  }
+  ExpectRowsToBeAsAlone(WeightType::kI8x128, random_.Int(150, 300), 32 * random_.Int(3, 30));
 }
 
 TEST_P(Int8MatmulTest, RoundsRowsAsTheReferenceDoes) {
@@ -135,20 +117,8 @@ TEST_P(Int8MatmulTest, RoundsRowsAsTheReferenceDoes) {
 }
 
 TEST_P(Int8MatmulTest, NotANumberStaysInItsRow) {
-  const auto backend = Make(2);
-  const BlockMatrix w(random_, 40, 288, WeightType::kI8x128);
-  const auto packed = backend->PackStored({{w.stored()}}, DType::kBF16);
-  Matrix x = Matrix::Normal(random_, 9, 288), clean(9, 40), dirty(9, 40);
-  backend->Matmul(x.tensor(), *packed, clean.tensor(), {});
-  x.row(4)[270] = NAN;
-  backend->Matmul(x.tensor(), *packed, dirty.tensor(), {});
-  for (int64_t i = 0; i < 9; ++i) {
-    if (i == 4) {
-      for (int64_t j = 0; j < 40; ++j) EXPECT_TRUE(std::isnan(dirty.row(i)[j]));
-    } else {
-      EXPECT_TRUE(SameBits(dirty, i, clean, i));
-    }
-  }
+  SCOPED_TRACE(Seed());
+  ExpectNotANumberToStayInItsRow(WeightType::kI8x128, 288);
 }
 
 }  // namespace

@@ -13,11 +13,12 @@
 #include "kernels/quantized.h"
 #include "tests/unit/kernels/kernel_testing.h"
 #include "tests/unit/kernels/random_blocks.h"
+#include "tests/unit/kernels/stored_matmul_testing.h"
 
 namespace winnow::kernels {
 namespace {
 
-class QuantizedMatmulTest : public EachIsa {};
+class QuantizedMatmulTest : public StoredMatmul {};
 WINNOW_FOR_EACH_ISA(QuantizedMatmulTest);
 
 TEST_P(QuantizedMatmulTest, EqualsTheReferenceForEveryTypeAndOddShapes) {
@@ -79,28 +80,7 @@ TEST_P(QuantizedMatmulTest, PartsOfDifferentTypesAreEachTheirOwn) {
 TEST_P(QuantizedMatmulTest, ARowIsTheSameBitsAloneAndInABatchOfAnySize) {
   SCOPED_TRACE(Seed());
   for (const WeightType type : kIntegerBlocks) {
-    const int64_t in = 256 * random_.Int(1, 3), out = random_.Int(150, 300);
-    const BlockMatrix w(random_, out, in, type);
-    const auto backend = Make(1);
-    const auto packed = backend->PackStored({{w.stored()}}, DType::kF32);
-    Matrix x = Matrix::Normal(random_, 64, in);
-    Matrix alone(64, out);
-    for (int64_t i = 0; i < 64; ++i) {
-      backend->Matmul(x.tensor().RowRange(i, 1), *packed, alone.tensor().RowRange(i, 1), {});
-    }
-    for (int threads = 1; threads <= 3; ++threads) {
-      const auto other = Make(threads);
-      const auto repacked = other->PackStored({{w.stored()}}, DType::kF32);
-      for (int64_t m : {2, 3, 4, 5, 6, 7, 8, 11, 13, 16, 33, 64}) {
-        const int64_t first = random_.Int(0, 64 - m);
-        Matrix y(m, out);
-        other->Matmul(x.tensor().RowRange(first, m), *repacked, y.tensor(), {});
-        for (int64_t i = 0; i < m; ++i) {
-          ASSERT_TRUE(SameBits(y, i, alone, first + i))
-              << WeightTypeName(type) << ", m " << m << ", " << threads << " threads";
-        }
-      }
-    }
+    ExpectRowsToBeAsAlone(type, random_.Int(150, 300), 256 * random_.Int(1, 3));
   }
 }
 
@@ -144,23 +124,8 @@ TEST_P(QuantizedMatmulTest, RoundsRowsAsTheReferenceDoes) {
 }
 
 TEST_P(QuantizedMatmulTest, NotANumberStaysInItsRow) {
-  const auto backend = Make(2);
-  for (const WeightType type : kIntegerBlocks) {
-    const BlockMatrix w(random_, 40, 256, type);
-    const auto packed = backend->PackStored({{w.stored()}}, DType::kBF16);
-    Matrix x = Matrix::Normal(random_, 9, 256);
-    Matrix clean(9, 40), dirty(9, 40);
-    backend->Matmul(x.tensor(), *packed, clean.tensor(), {});
-    x.row(4)[7] = NAN;
-    backend->Matmul(x.tensor(), *packed, dirty.tensor(), {});
-    for (int64_t i = 0; i < 9; ++i) {
-      if (i == 4) {
-        for (int64_t j = 0; j < 40; ++j) EXPECT_TRUE(std::isnan(dirty.row(i)[j]));
-      } else {
-        EXPECT_TRUE(SameBits(dirty, i, clean, i));
-      }
-    }
-  }
+  SCOPED_TRACE(Seed());
+  for (const WeightType type : kIntegerBlocks) ExpectNotANumberToStayInItsRow(type, 256);
 }
 
 TEST(QuantizedMatmulVectorTest, Avx2AndAvx512GiveTheSameBits) {
