@@ -12,14 +12,12 @@ decompresses and what winnow widens must be the same numbers: bit for bit where 
 type. Exits with 1 if one differs.
 """
 import argparse
-import pathlib
 import random
-import subprocess
 import sys
 import tempfile
 
-import numpy as np
 import torch
+import widened_matrices
 from compressed_tensors.compressors import ModelCompressor
 from compressed_tensors.quantization import (QuantizationArgs, QuantizationConfig, QuantizationScheme, QuantizationStatus,
                                              apply_quantization_config)
@@ -99,24 +97,13 @@ def compare(tool, name, arguments, with_activations, dtype, source):
     quantise(model, arguments, with_activations)
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
-    with tempfile.TemporaryDirectory() as folder:
-        directory, out = pathlib.Path(folder, "model"), pathlib.Path(folder, "out")
-        out.mkdir()
+    with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
         compressor.update_config(directory)
         compressor.decompress_model(model)
-        subprocess.run([tool, "matrices", directory, out], check=True)
-        values = different = 0
-        for tensor, expected in model.state_dict().items():
-            if expected.ndim != 2 or not tensor.endswith("_proj.weight"):
-                continue
-            got = torch.from_numpy(np.fromfile(out / f"{tensor}.f32", dtype=np.float32)).reshape(expected.shape)
-            wrong = int((got.to(dtype) != expected).sum())
-            values += expected.numel()
-            different += wrong
-            if wrong:
-                print(f"{name}, {dtype}: {wrong} of {expected.numel()} values of {tensor} differ")
-    return values, different
+        matrices = [(tensor, values) for tensor, values in model.state_dict().items()
+                    if values.ndim == 2 and tensor.endswith("_proj.weight")]
+        return widened_matrices.compare(tool, f"{name}, {dtype}", directory, matrices)
 
 
 def main():
@@ -132,7 +119,7 @@ def main():
         for dtype in dtypes:
             results = [compare(flags.tool, name, arguments, with_activations, dtype, source) for _ in range(flags.models)]
             values, different = (sum(column) for column in zip(*results))
-            bad += different
+            bad += different + (values == 0)
             print(f"{name}, {str(dtype).removeprefix('torch.')}: {flags.models} models, {values} values, {different} different")
     sys.exit(1 if bad else 0)
 

@@ -13,15 +13,13 @@ import argparse
 import os
 import pathlib
 import random
-import subprocess
 import sys
 import tempfile
-
-import numpy as np
 
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")  # the package wants at least two
 
 import torch
+import widened_matrices
 from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -55,28 +53,17 @@ def make_model(source, directory):
 def compare(tool, name, arguments, source):
     """(values compared, values that differ)"""
     with tempfile.TemporaryDirectory() as folder:
-        plain, quantised, out = (pathlib.Path(folder, part) for part in ("plain", "quantised", "out"))
-        out.mkdir()
+        plain, quantised = pathlib.Path(folder, "plain"), pathlib.Path(folder, "quantised")
         make_model(source, plain)
         model = GPTQModel.load(str(plain), QuantizeConfig(**arguments, act_group_aware=False))
         samples = [[source.randrange(VOCABULARY) for _ in range(64)] for _ in range(64)]
         model.quantize([{"input_ids": sample, "attention_mask": [1] * len(sample)} for sample in samples], batch_size=8)
         model.save(str(quantised))
-        subprocess.run([tool, "matrices", quantised, out], check=True)
         loaded = GPTQModel.load(str(quantised), backend=BACKEND.TORCH, device="cpu",
                                 dtype=torch.float16)  # its scales' type in the files
-        values = different = 0
-        for tensor, module in loaded.model.named_modules():
-            if not hasattr(module, "qweight"):
-                continue
-            expected = module.dequantize_weight().T
-            got = torch.from_numpy(np.fromfile(out / f"{tensor}.weight.f32", dtype=np.float32)).reshape(expected.shape)
-            wrong = int((got.to(expected.dtype) != expected).sum())
-            values += expected.numel()
-            different += wrong
-            if wrong:
-                print(f"{name}: {wrong} of {expected.numel()} values of {tensor} differ")
-    return values, different
+        matrices = [(f"{module_name}.weight", module.dequantize_weight().T) for module_name, module in loaded.model.named_modules()
+                    if hasattr(module, "qweight")]
+        return widened_matrices.compare(tool, name, quantised, matrices)
 
 
 def main():
