@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "engine/base/concat.h"
@@ -39,19 +40,32 @@ bool FitsF16(float scale, kernels::DType type) {
 
 }  // namespace
 
-uint8_t GroupedIntegers::Integer(int64_t row, int64_t col) const {
-  const int64_t n = scheme.in_word();
-  switch (scheme.layout) {
-    case Layout::kPlain:
-      return static_cast<uint8_t>(integers[row * cols + col]) ^ 128;
-    case Layout::kPacked:
-      return InWord(integers, (row * cols + col) / n, col % n, scheme.bits);
-    case Layout::kGptq:
-      return InWord(integers, col / n * rows + row, col % n, scheme.bits);
-    case Layout::kAwq:
-      return InWord(integers, (col * rows + row) / n, AwqPlace(row % n), scheme.bits);
+void GroupedIntegers::ReadIntegers(int64_t row, int64_t first, int64_t count, uint8_t* out) const {
+  const auto read = [&]<int kBits>(std::integral_constant<int, kBits>) {
+    constexpr int64_t n = 32 / kBits;  // in a word
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t col = first + i;
+      switch (scheme.layout) {
+        case Layout::kPlain:
+          out[i] = static_cast<uint8_t>(integers[row * cols + col]) ^ 128;
+          break;
+        case Layout::kPacked:
+          out[i] = InWord(integers, (row * cols + col) / n, col % n, kBits);
+          break;
+        case Layout::kGptq:
+          out[i] = InWord(integers, col / n * rows + row, col % n, kBits);
+          break;
+        case Layout::kAwq:
+          out[i] = InWord(integers, (col * rows + row) / n, AwqPlace(row % n), kBits);
+          break;
+      }
+    }
+  };
+  if (scheme.bits == 4) {
+    read(std::integral_constant<int, 4>());
+  } else {
+    read(std::integral_constant<int, 8>());
   }
-  return 0;
 }
 
 // Zero points of 4 bits are 0 to 16, which products on a GPU count on (kernels/cuda/block_order.h): four bits, and at most one more.
@@ -84,7 +98,6 @@ float GroupedIntegers::Scale(int64_t row, int64_t group) const {
 }
 
 int64_t GroupedIntegers::GroupOf(int64_t col) const {
-  if (order == nullptr) return col / group();
   int32_t group;
   std::memcpy(&group, order + col * static_cast<int64_t>(sizeof group), sizeof group);
   return group;
@@ -123,9 +136,17 @@ void GroupedIntegers::WriteValues(int64_t row, float* out) const {
   for (int64_t g = 0; g < groups(); ++g) {
     of[g] = {kernels::ToFloat(kernels::ToF16(Scale(row, g))), Zero(row, g)};
   }
-  for (int64_t col = 0; col < cols; ++col) {
-    const OfGroup& g = of[GroupOf(col)];
-    out[col] = g.scale * static_cast<float>(Integer(row, col) - g.zero);
+  std::vector<uint8_t> of_row(cols);
+  ReadIntegers(row, 0, cols, of_row.data());
+  const auto value = [&](int64_t col, const OfGroup& g) {
+    return g.scale * static_cast<float>(of_row[col] - g.zero);
+  };
+  if (has_blocks()) {
+    for (int64_t g = 0; g < groups(); ++g) {
+      for (int64_t i = 0; i < group(); ++i) out[g * group() + i] = value(g * group() + i, of[g]);
+    }
+  } else {
+    for (int64_t col = 0; col < cols; ++col) out[col] = value(col, of[GroupOf(col)]);
   }
 }
 
@@ -134,13 +155,14 @@ void GroupedIntegers::WriteBlocks(int64_t row, std::byte* out) const {
   const WeightType type = block_type();
   const kernels::BlockSize block = kernels::BlockSizeOf(type);
   for (int64_t at = 0; at < cols; at += block.values, out += block.bytes) {
+    uint8_t of_block[128];
+    ReadIntegers(row, at, block.values, of_block);
     const kernels::F16 scale = kernels::ToF16(Scale(row, at / group()));
     std::memcpy(out, &scale.bits, 2);
     std::byte* values = out + 2;
     if (type == WeightType::kQ8_0) {
-      for (int64_t i = 0; i < block.values; ++i) {
-        values[i] = static_cast<std::byte>(Integer(row, at + i) ^ 128);
-      }
+      for (int64_t i = 0; i < block.values; ++i)
+        values[i] = static_cast<std::byte>(of_block[i] ^ 128);
       continue;
     }
     if (type != WeightType::kQ4_0) {
@@ -150,8 +172,7 @@ void GroupedIntegers::WriteBlocks(int64_t row, std::byte* out) const {
     }
     for (int64_t first = 0; first < block.values; first += kBlockValues, values += 16) {
       for (int64_t i = 0; i < 16; ++i) {
-        const int low = Integer(row, at + first + i), high = Integer(row, at + first + i + 16);
-        values[i] = static_cast<std::byte>(low | high << 4);
+        values[i] = static_cast<std::byte>(of_block[first + i] | of_block[first + i + 16] << 4);
       }
     }
   }

@@ -42,9 +42,10 @@ struct GroupedIntegers final : BlockSource {
   // Inputs of one scale, and how many such groups a row has.
   int64_t group() const { return scheme.group == 0 ? cols : scheme.group; }
   int64_t groups() const { return cols / group(); }
-  int64_t GroupOf(int64_t col) const;
+  int64_t GroupOf(int64_t col) const;  // REQUIRES: order
   int32_t middle() const { return 1 << (scheme.bits - 1); }
-  uint8_t Integer(int64_t row, int64_t col) const;
+  // Integers of inputs [first, first + count) of a row, one after the other.
+  void ReadIntegers(int64_t row, int64_t first, int64_t count, uint8_t* out) const;
   int32_t Zero(int64_t row, int64_t group) const;
   float Scale(int64_t row, int64_t group) const;
 
