@@ -46,12 +46,12 @@ absl::StatusOr<StoreNames> NamesOf(const ModelConfig& config, const Weights& wei
 absl::Status CheckModelMemory(const ModelConfig& config, const ModelOptions& options,
                               const DecoderOptions& resolved, const Weights& weights,
                               const KvPlan& plan, const kernels::Backend& backend) {
-  const absl::Status status =
-      CheckMemory(config, resolved, plan, backend, PackingCopyBytes(weights, resolved.compute),
-                  KeptWeightBytes(options, resolved, weights));
+  const int64_t copy_bytes = PackingCopyBytes(weights, resolved.compute);
+  const absl::Status status = CheckMemory(config, resolved, plan, backend, copy_bytes,
+                                          KeptWeightBytes(options, resolved, weights));
   if (status.ok()) return status;
   const auto fits = [&](int64_t weight_bytes) {
-    return CheckMemory(config, resolved, plan, backend, /*copy_bytes=*/0, weight_bytes).ok();
+    return CheckMemory(config, resolved, plan, backend, copy_bytes, weight_bytes).ok();
   };
   const std::vector<std::string> forms = FormsThatFit(config, options, weights, fits);
   if (forms.empty()) return status;
