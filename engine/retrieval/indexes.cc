@@ -344,12 +344,21 @@ absl::Status Indexes::GivePlace(RetrievalState& state) {
 
 // Indexes are made as a prompt is read, and not when it first retrieves: 100,000 keys at once would
 // hold up every other sequence of the batch.
-// A token that is decoded densely waits for its block's end, or for the next query that selects: they are taken in together,
-// so that dense steps of a policy (below its `from`, or verified without drafts) cost what those of `dense` do. In tiers
-// keys are taken in while they are there.
-bool Indexes::Waits(const PassRows& rows, int32_t end) const {
-  return rows.size() == 1 && rows.first_retrieving == rows.size() &&
-         end % shape_.layout.block_tokens != 0 && !memory_.tiered();
+// A decoded token waits for its block's end, or for the next query that needs it, and they are taken in together. So dense
+// steps of a policy (below its `from`, or verified without drafts) cost what those of `dense` do. A query that selects by
+// masses chooses among tokens before its window only, and its newest ones wait there; codes of other kinds cost next to nothing
+// beside the query's own, and pruning and completion read what is newest, too. In tiers keys are taken in while they are there.
+bool Indexes::Waits(const PassRows& rows, int32_t indexed) const {
+  const int32_t position = rows.chunk->position;
+  if (rows.size() != 1 || (position + 1) % shape_.layout.block_tokens == 0 || memory_.tiered()) {
+    return false;
+  }
+  if (rows.first_retrieving == rows.size()) return true;
+  const AttentionPolicy& policy = rows.policy();
+  if (policy.select_by() != SelectBy::kMasses || policy.p.has_value()) return false;
+  const int32_t candidates_end = rows.Plan(0, options_.from).mid.last,
+                table_end = policy.HasTail() ? rows.TableEnd(position) : 0;
+  return std::max(candidates_end, table_end) <= std::min(indexed, position);
 }
 
 void Indexes::Append(int32_t layer, const AttentionPolicy& policy,
@@ -365,7 +374,7 @@ void Indexes::Append(int32_t layer, const AttentionPolicy& policy,
     if (!rows.policy().RetrievesIn(layer) || memory_.chunk_lost(rows.index)) continue;
     RetrievalState::Layer& of_layer = rows.state().layer(layer);
     const int32_t end = chunk.position + rows.size();
-    if (Waits(rows, end)) {
+    if (Waits(rows, of_layer.indexed)) {
       of_layer.indexed = std::min(of_layer.indexed, chunk.position);  // it was written anew
       continue;
     }

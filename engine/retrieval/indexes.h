@@ -107,7 +107,7 @@ class Indexes {
   absl::Status CheckLearned(const AttentionPolicy& policy) const;
   absl::Status CheckPca(const AttentionPolicy& policy) const;
   absl::Status CheckCompletion(const AttentionPolicy& policy) const;
-  bool Waits(const PassRows& rows, int32_t end) const;
+  bool Waits(const PassRows& rows, int32_t indexed) const;
   void AppendSpans(int32_t layer, const AttentionPolicy& policy);
 
   const ModelConfig config_;

@@ -43,12 +43,13 @@ constexpr int32_t kBlockTokens = 16, kTokens = 400, kBlocks = 30;
 
 class RetrievalAttentionTest : public ::testing::Test {
  protected:
-  RetrievalAttentionTest() : seed_(testing::TestSeed()), random_(seed_) {
+  explicit RetrievalAttentionTest(int32_t block_tokens = kBlockTokens)
+      : seed_(testing::TestSeed()), random_(seed_) {
     config_.layers.resize(kLayers);
     config_.num_heads = kHeads;
     config_.num_kv_heads = kKvHeads;
     config_.head_dim = kDim;
-    layout_ = {kKvHeads, kDim, kBlockTokens, kernels::DType::kF32};
+    layout_ = {kKvHeads, kDim, block_tokens, kernels::DType::kF32};
     backend_ = kernels::MakeCpuBackend("auto", 2);
     blocks_.resize(kBlocks);
     std::iota(blocks_.begin(), blocks_.end(), 0);
@@ -239,7 +240,8 @@ constexpr int32_t kRow = kHeads * kDim;
 // Transform codes that are fitted to this test's own keys and queries.
 class RetrievalByMassTest : public RetrievalAttentionTest {
  protected:
-  RetrievalByMassTest() {
+  explicit RetrievalByMassTest(int32_t block_tokens = kBlockTokens)
+      : RetrievalAttentionTest(block_tokens) {
     transform_ = std::make_shared<TransformFit>();
     transform_->bits = 128;
     transform_->id = "of a test";
@@ -643,6 +645,50 @@ TEST_F(RetrievalByMassTest, TablesAreMadeAgainAfterARewind) {
   const std::vector<float> again = Pass(*state, 205, 390, 210);
   for (size_t i = 10 * kRow; i < first.size(); ++i) {
     ASSERT_EQ(std::bit_cast<uint32_t>(first[i]), std::bit_cast<uint32_t>(again[i - 5 * kRow]));
+  }
+}
+
+// Keys of decoded tokens are encoded together, where no query can choose them yet: nobody sees it in what comes out. Blocks
+// of 128 tokens are longer than windows, and than what a table of cells takes in at a time.
+class EncodedTogetherTest : public RetrievalByMassTest,
+                            public ::testing::WithParamInterface<int32_t> {
+ protected:
+  EncodedTogetherTest() : RetrievalByMassTest(GetParam()) {}
+};
+INSTANTIATE_TEST_SUITE_P(Blocks, EncodedTogetherTest, ::testing::Values(16, 32, 128));
+
+TEST_P(EncodedTogetherTest, ATokenWaitsUntilAQueryCouldChooseIt) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  Make({{AttentionPolicy::Kind::kPca, 128}}, 0, /*four_bit_keys=*/true);
+  for (const char* text : {"pca:k=7,window=30", "pca:k=7,window=10,tail=off", "pca:k=7,window=1",
+                           "pca:k=9,window=30,p=0.9"}) {
+    SCOPED_TRACE(text);
+    const AttentionPolicy policy = Policy(text);
+    std::vector<float> expected;
+    {
+      const auto whole = State(policy);
+      Pass(*whole, 0, 200, 1000);
+      expected = Pass(*whole, 200, 330, 200);
+    }
+    const auto decoding = State(policy);
+    Pass(*decoding, 0, 200, 1000);
+    std::vector<float> got;
+    int32_t encodings = 0, indexed = 200;
+    for (int32_t position = 200; position < 330; ++position) {
+      const std::vector<float> out = Pass(*decoding, position, position + 1, 200);
+      got.insert(got.end(), out.begin(), out.end());
+      const int32_t now = decoding->layer(kLayers - 1).indexed;
+      EXPECT_GE(now, position + 1 - policy.window);
+      encodings += now != indexed ? 1 : 0;
+      indexed = now;
+    }
+    EXPECT_TRUE(std::ranges::equal(got, expected, [](float a, float b) {
+      return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+    }));
+    // What is pruned looks at the newest tokens, too.
+    const int32_t together = policy.p.has_value() ? 1 : std::min(GetParam(), policy.window + 1);
+    EXPECT_GE(encodings, 130 / together);
+    EXPECT_LE(encodings, 130 / together + (together == 1 ? 0 : 130 / GetParam() + 1));
   }
 }
 
