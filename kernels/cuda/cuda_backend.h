@@ -218,6 +218,7 @@ class CudaBackend final : public Backend {
   // The stream, after what was held back has been asked for: every operation that asks for something
   // takes it from here.
   Stream stream() {
+    just_attended_ = nullptr;
     if (held_back_ != HeldBack::kNothing) ReleaseHeldBack();
     return bare_stream();
   }
@@ -297,8 +298,10 @@ class CudaBackend final : public Backend {
     int64_t count = 0;
     int32_t head_dim = 0;
     float* masses = nullptr;
+    const float* just_attended = nullptr;  // as below, when they were asked for
   };
   HeldMasses held_masses_;
+  const float* just_attended_ = nullptr;  // q of AttendChosen, if nothing was launched since
   StateEnd held_merges_;
   std::vector<const float*> held_tables_;  // of held_merges_
 

@@ -83,9 +83,11 @@ void CudaBackend::AttendInPool(const AttendRowsArgs& args, const AttentionOutput
   const RowAttentionShape shape{static_cast<int32_t>(args.queries.size()), GroupOf(args.q, layout),
                                 layout};
   if (!PrepareRows(shape)) return;
-  Good(cuda::AttendChosen(shape, args.q.f32(), args.q.stride, on_device, selection, args.rows.pool,
-                          args.scale, output, rows_.data(), stream()),
-       "attention over rows");
+  if (Good(cuda::AttendChosen(shape, args.q.f32(), args.q.stride, on_device, selection,
+                              args.rows.pool, args.scale, output, rows_.data(), stream()),
+           "attention over rows")) {
+    just_attended_ = args.q.f32();
+  }
 }
 
 bool CudaBackend::PrepareRows(const RowAttentionShape& shape) {
@@ -253,8 +255,9 @@ void CudaBackend::CompleteStates(const CompleteStatesArgs& args) {
 
 void CudaBackend::StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) {
   if (failed()) return;
+  const float* const attended = just_attended_;
   static_cast<void>(stream());
-  held_masses_ = {states, count, head_dim, masses};
+  held_masses_ = {states, count, head_dim, masses, attended};
   held_back_ = HeldBack::kMasses;
 }
 

@@ -97,7 +97,8 @@ void CudaBackend::SelectByMass(const SelectByMassArgs& args) {
         anchor_states == nullptr
             ? AnchorMasses(args.anchor_masses + before)
             : AnchorMasses(anchor_states + before * AttentionStateFloats(of_layer.head_dim),
-                           held_masses_.masses + before);
+                           held_masses_.masses + before,
+                           first == 0 && held_masses_.just_attended == q.f32());
     Good(cuda::SelectByMass(
              shape, of_layer, q.f32(), q.stride, on_device + first, anchors, args.scale, args.codes,
              selection.From(static_cast<int64_t>(first)), of_call, transform_.data(), stream(),

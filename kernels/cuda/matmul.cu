@@ -207,8 +207,7 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
     FenceBarriers();
   }
   __syncwarp();
-  uint64_t read_once;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
+  const uint64_t read_once = ReadOnce();
   // Stages are asked for in the order in which they are used, over the borders of tiles.
   int32_t asked = 0, asked_slice = first, asked_slot = 0;
   const uint4* asked_tile = args.w + int64_t{blockIdx.x} * args.slices * kWTilePieces;

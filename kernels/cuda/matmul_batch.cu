@@ -85,8 +85,7 @@ __global__ void __launch_bounds__(kBatchThreads, kBatchResident)
   const uint4* of_w = args.w + int64_t{WTileOf<T>(args, tile, min(warp, T::kWTiles - 1))} *
                                    args.slices * kWTilePieces;
   const uint4* of_x = args.x + int64_t{panel} * ((args.slices + 1) / 2) * (kPanelBytes / 16);
-  uint64_t read_once;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
+  const uint64_t read_once = ReadOnce();
   const auto copy_w = [&](int stage, int32_t slice) {
     if (!copies_w || lane != 0) return;
     const uint32_t barrier = SharedAddress(filled + stage);

@@ -67,8 +67,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     FenceBarriers();
   }
   __syncwarp();
-  uint64_t read_once;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
+  const uint64_t read_once = ReadOnce();
   // Records are asked for in the order in which they are used, over the borders of tiles.
   int32_t asked = 0, asked_slice = first, asked_slot = 0;
   const std::byte* asked_tile = operands.blocks + int64_t{blockIdx.x} * operands.tile_bytes +

@@ -90,8 +90,7 @@ __global__ void __launch_bounds__(kBatchThreads, (Rings<kType, kPanels>::kReside
                                   WTileOf<R>(args, part.tile, warp) * operands.tile_bytes +
                                   part.rank * (kMatmulSegments / kSplit) * operands.segment_bytes;
   int32_t asked_slice = first, asked_end = min(first + segment_slices, last), asked_slot = 0;
-  uint64_t read_once;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
+  const uint64_t read_once = ReadOnce();
   const auto ask = [&] {
     if (asked_slice >= last) return;
     const int32_t count = min(kRecordSlices, asked_end - asked_slice);

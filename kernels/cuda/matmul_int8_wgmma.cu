@@ -262,6 +262,15 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     for (int panel = 0; panel < S::kPanels; ++panel) {
       stage_bytes += rows_of(panel) * kGroupValues + (rows_of(panel) + 3) / 4 * 16;
     }
+    // A batch is one tile of rows, which reads W once.
+    const uint64_t policy = S::kMultipliers == 1 ? ReadOnce() : 0;
+    const auto copy_w = [&](uint32_t to, const uint8_t* source, uint32_t bytes, uint32_t barrier) {
+      if (S::kMultipliers == 1) {
+        BulkCopy(to, source, bytes, barrier, policy);
+      } else {
+        BulkCopy(to, source, bytes, barrier);
+      }
+    };
     InTurn<S::kStages> stage;
     // Calls with the index of each of this warp's copies.
     const auto each = [&](const auto& call) {
@@ -303,10 +312,10 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         const uint8_t* const source = from[i] + int64_t{group} * kRoundedPanelBytes;
         if (copy < S::kWCopies) {
           if (S::kWholePanels) {
-            BulkCopy(to + copy * S::kWPanelBytes, source, kRoundedPanelBytes, barrier);
+            copy_w(to + copy * S::kWPanelBytes, source, kRoundedPanelBytes, barrier);
           } else {
-            BulkCopy(to + (copy == 0 ? 0 : S::kWScalesAt), source,
-                     copy == 0 ? S::kWPanelBytes : S::kWScaleBytes, barrier);
+            copy_w(to + (copy == 0 ? 0 : S::kWScalesAt), source,
+                   copy == 0 ? S::kWPanelBytes : S::kWScaleBytes, barrier);
           }
           return;
         }

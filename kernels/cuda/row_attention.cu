@@ -275,7 +275,8 @@ __global__ void __launch_bounds__(kThreads, kCluster&& HasScales(kKv) ? 1 : 2)
   };
   for (int stage = 0; stage < args.stages; ++stage) start_next(stage);
   WINNOW_TIMELINE_MARK("the first rows are asked for");
-  // Not earlier: the next product begins with 25 MB of weights, and rows behind them in HBM's queues come late.
+  // Not earlier: the next product begins with 25 MB of weights, and rows behind them in HBM's queues come late. And not before
+  // WaitForEarlier, on which AnchorMasses::just_attended (transform_code.h) relies.
   LetNextStart();
 
   // The group's queries, scaled to base 2: high halves in rows 0 to 7, low halves in 8 to 15.

@@ -111,11 +111,15 @@ struct AnchorMasses {
   AnchorMasses() = default;
   AnchorMasses(const float* of_heads)
       : masses(of_heads) {}  // NOLINT: masses are what it stands for
-  AnchorMasses(const float* of_states, float* to) : masses(to), states(of_states), made(to) {}
+  AnchorMasses(const float* of_states, float* to, bool attended_just_now = false)
+      : masses(to), states(of_states), made(to), just_attended(attended_just_now) {}
 
   const float* masses = nullptr;
   const float* states = nullptr;
   float* made = nullptr;  // masses, where they are made
+  // The launch right before SelectByMass is that of AttendRows or AttendChosen (row_attention.h) with the same q. It lets the
+  // next kernel begin when all before it has ended, so that q is there.
+  bool just_attended = false;
 };
 
 // Prepare makes coefficients of the queries; then, where there is room for the blocks of all rows, one launch whose blocks

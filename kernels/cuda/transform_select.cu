@@ -29,13 +29,15 @@ constexpr int64_t kTakeTokensMax = 1 << 15;  // of a block: sums of 15 bits each
 // ---- prepare ----
 
 // kAhead: of each column, in registers before the query is there. Then a multiprocessor has room for one block only.
+// Beside the kernel that attends to the anchors, where that is right ahead: only their masses need it to have ended. (On an
+// H200 one after the other took 12.5 us of a layer at 128K.)
 template <int kAhead>
 __global__ void __launch_bounds__(kPrepareThreads)
     PrepareKernel(const __grid_constant__ Args args) {
   __shared__ float q[256], deltas[256];
   __shared__ int32_t half_steps, not_finite;
   __shared__ float warp_peaks[kPrepareThreads / 32];
-  __shared__ float centre, of_anchors;
+  __shared__ float centre;
   LetNextStart();
   const int32_t heads = args.kv_heads * args.group;
   const int32_t head = blockIdx.x, kv_head = head / args.group, g = head % args.group;
@@ -56,26 +58,13 @@ __global__ void __launch_bounds__(kPrepareThreads)
   const float* const of_delta =
       args.transform.delta_weight + int64_t{kv_head} * args.transform.delta_rows * d;
   if (args.tail_masses != nullptr) AskIntoL2(of_delta, of_head.delta_rows * d);
-  WaitForEarlier();
+  if (args.q_is_there == 0) WaitForEarlier();
   for (int32_t c = i; c < d; c += kPrepareThreads) {
-    q[c] = args.q[query.row * args.q_stride + int64_t{head} * d + c];
+    // Not from L1, which may have the last step's.
+    q[c] = __ldcg(&args.q[query.row * args.q_stride + int64_t{head} * d + c]);
   }
   if (i == 0) half_steps = not_finite = 0;
   const int64_t at = int64_t{blockIdx.y} * heads + head;
-  if (i == kPrepareThreads - 2) {  // a thread without a column
-    const AnchorMasses& anchors = args.anchors;
-    float mass = 0;
-    if (anchors.states != nullptr) {
-      mass = MassOf(anchors.states, at, d);
-      anchors.made[at] = mass;
-    } else if (anchors.masses != nullptr) {
-      mass = anchors.masses[at];
-    }
-    of_anchors = mass;
-  }
-  if (args.tail_masses != nullptr && i < kTransformCells) {
-    args.tail_masses[at * kTransformCells + i] = 0;
-  }
   __syncthreads();
   float y = 0;
   if (has_column) {
@@ -114,23 +103,34 @@ __global__ void __launch_bounds__(kPrepareThreads)
   float b =
       __fmaf_rn(a, __fmul_rn(-0.5f, __int2float_rn(half_steps)), __fmul_rn(args.scale2, centre));
   const bool usable = not_finite == 0 && isfinite(a) && isfinite(b);
+  float delta = 0;
+  if (i == 0 && args.tail_masses != nullptr && usable) {
+#pragma unroll 16
+    for (int32_t row = 0; row < of_head.delta_rows; ++row) {
+      delta = __fmaf_rn(deltas[row], deltas[row], delta);
+    }
+  }
+  // What needs the kernels ahead, and all that is written.
+  WaitForEarlier();
+  if (args.tail_masses != nullptr && i < kTransformCells) {
+    args.tail_masses[at * kTransformCells + i] = 0;
+  }
   PreparedQuery& to =
       args.prepared[(int64_t{blockIdx.y} * args.kv_heads + kv_head) * args.group + g];
   if (i < 4 * kTransformQuadsMax) {
     reinterpret_cast<int8_t*>(to.coef)[i] = static_cast<int8_t>(usable ? coef : 0);
   }
   if (i != 0) return;
+  const AnchorMasses& anchors = args.anchors;
   to.a = usable ? a : 0;
   to.b = usable ? b : 0;
-  if (args.anchors.masses != nullptr) to.anchors = AnchorsOf(of_anchors);
-  if (args.tail_masses != nullptr) {
-    float delta = 0;
-#pragma unroll 16
-    for (int32_t row = 0; usable && row < of_head.delta_rows; ++row) {
-      delta = __fmaf_rn(deltas[row], deltas[row], delta);
-    }
-    args.tail_deltas[at] = delta;
+  if (anchors.masses != nullptr) {
+    const float mass =
+        anchors.states != nullptr ? MassOf(anchors.states, at, d) : anchors.masses[at];
+    if (anchors.states != nullptr) anchors.made[at] = mass;
+    to.anchors = AnchorsOf(mass);
   }
+  if (args.tail_masses != nullptr) args.tail_deltas[at] = delta;
   if (query.mid.first < query.mid.last || args.chosen_counts == nullptr) return;
   // No block scans: what the last of them would leave.
   if (args.tail_masses != nullptr) args.tail_references[at] = to.anchors;
@@ -328,6 +328,7 @@ Args MakeArgs(const MassSelectShape& shape, const Plan& plan, const DeviceTransf
           shape.group,
           scale * kTransformLog2E,
           tail.of_all ? 1 : 0,
+          anchors.just_attended ? 1 : 0,
           reinterpret_cast<PreparedQuery*>(memory + plan.prepared),
           reinterpret_cast<int32_t*>(memory + plan.peaks),
           reinterpret_cast<int64_t*>(memory + plan.sums),
@@ -404,7 +405,8 @@ cudaError_t LaunchPasses(const Plan& plan, const Args& args, const Selection& ch
 template <int kSlots, int kGroup, int kTiles>
 cudaError_t LaunchRows(const Plan& plan, const Args& args, Stream stream) {
   const dim3 grid(static_cast<unsigned>(plan.chunks), static_cast<unsigned>(plan.rows));
-  return Launch(FusedKernel<kSlots, kGroup, kTiles>, grid, kThreads, 0, stream,
+  return Launch(FusedKernel<kSlots, kGroup, kTiles>, grid, kThreads,
+                sizeof(typename RolledFused<kSlots, kGroup, kTiles>::Shared), stream,
                 /*cooperative=*/plan.chunks > 1, args);
 }
 template <int kSlots, int kGroup>

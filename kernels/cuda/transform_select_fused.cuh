@@ -1,5 +1,12 @@
 // The blocks of selection by estimated mass, and selection in one launch whose blocks meet (transform_select.cu says when):
-// dots stay in registers, and keys in shared memory.
+// dots and keys stay in shared memory.
+//
+// In passes dots are in registers, and loops over them are unrolled as a whole. In one launch they would be 12,300
+// instructions (197 KB at 192 bits and 32 tiles), which each block goes through once. A layer's other kernels and its weights
+// drive them out of all caches meanwhile: beside each other on an H200, 128K, they took 45 us, in a decode step 57 to 74. As
+// loops they are 5,000, and a step of 30 such layers takes 0.4 to 0.6 ms less. Alone they are 3 us slower. Tried and lost: loops unrolled twice
+// and four times; blocks of half the tokens, four to a multiprocessor (45 in place of 42 us alone); all tokens' masses added
+// up while others come to a meeting, and those of the selected subtracted in the end (+ 2.5 us).
 //
 // Mapping. A block of 256 threads has a chunk of a row, a warp 16 * kTiles tokens of it, which lie in one piece. Dots are
 // int8 matrix products: A is 16 tokens by 32 unpacked dimensions, B those dimensions' coefficients by 8 query heads. What
@@ -46,10 +53,11 @@ struct FusedShape {
   static_assert(kWarpTokens <= kMassPieceTokens && 2 * kUnits <= 32);
 };
 
-// kChunks: that a block has one after the other.
-template <int kSlots, int kGroup, int kTiles, int kChunks>
+// kChunks: that a block has one after the other. kRolled: dots lie in shared memory, and loops over them stay loops.
+template <int kSlots, int kGroup, int kTiles, int kChunks, bool kRolled>
 struct FusedShared {
   using Shape = FusedShape<kSlots, kGroup, kTiles>;
+  int4 dots[kRolled ? Shape::kProducts : 1][kRolled ? kThreads : 1];  // each thread's own
   uint4 fields[kSlots][kTransformFusedSteps][4];  // by class: rotate and mask of two fields
   uint2 coefs[kSlots][kTransformFusedSteps][Shape::kColumnHalves][4][8];
   int32_t steps[kSlots];
@@ -89,11 +97,11 @@ __device__ __forceinline__ void Meet(uint32_t* meeting, uint32_t blocks) {
   __syncthreads();
 }
 
-template <int kSlots, int kGroup, int kTiles, int kChunks = 1>
+template <int kSlots, int kGroup, int kTiles, int kChunks = 1, bool kRolled = false>
 class Fused {
  public:
   using Shape = FusedShape<kSlots, kGroup, kTiles>;
-  using Shared = FusedShared<kSlots, kGroup, kTiles, kChunks>;
+  using Shared = FusedShared<kSlots, kGroup, kTiles, kChunks, kRolled>;
 
   __device__ Fused(const Args& args, Shared& shared)
       : args_(args),
@@ -125,8 +133,13 @@ class Fused {
     if (blockIdx.x == 0) LeaveReferences();
     MakeKeys();
     __syncthreads();
-    const MassCut cut = FindCut();
-    Select(cut);
+    CountCoarse();
+    Meet(&Meetings()[1], blocks_);
+    const uint32_t k = FindCoarse();
+    CountFine();
+    Meet(&Meetings()[2], blocks_);
+    if (k > 0) FindFine(k);
+    Select();
     if (args_.tail_masses != nullptr) LeaveTail();
     if (IsLast(&args_.tickets[4 * row_ + 3], blocks_, &shared_.is_last)) MakeReadyForNextCall();
   }
@@ -164,7 +177,6 @@ class Fused {
     for (int chunk = 0; chunk < kChunks && begin_ < query_.mid.last; ++chunk) {
       first_tile_ = chunk * (Shape::kChunkTokens / kCodeTileTokens);
       MakeDots(args_.tail_masses != nullptr);
-      MakeWeights();
       if (IsWhole()) {
         LeaveKeys<true>();
         if (args_.tail_masses != nullptr) AddMasses<true>();
@@ -338,20 +350,42 @@ class Fused {
     }
   }
 
-  __device__ __forceinline__ void MakeDots(bool cells) {
-#pragma unroll
-    for (int p = 0; p < Shape::kProducts; ++p) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) dots_[p][i] = kIntegerBits;
+  // The sums of product `p`: rows r, columns 2c and 2c + 1; rows r + 8, the same. Dots, and weights in their place.
+  __device__ __forceinline__ int4 Sums(int p) const {
+    if constexpr (kRolled) return shared_.dots[p][threadIdx.x];
+    return dots_[p];
+  }
+  __device__ __forceinline__ void KeepSums(int p, int4 sums) {
+    if constexpr (kRolled) {
+      shared_.dots[p][threadIdx.x] = sums;
+    } else {
+      dots_[p] = sums;
     }
-    uint2 words[2][kTilesAtOnce][kSlots];
-    LoadWords(0, words[0]);
-#pragma unroll
+  }
+  static constexpr int kProductsAtOnce = kTilesAtOnce / Shape::kParts * Shape::kColumnHalves;
+  // Times that loops over units, and over tiles, are unrolled.
+  static constexpr int kUnrolledUnits = kRolled ? 1 : Shape::kUnits;
+  static constexpr int kUnrolledTiles = kRolled ? 1 : kTiles / kTilesAtOnce;
+
+  __device__ __forceinline__ void MakeDots(bool cells) {
+    uint2 next[kTilesAtOnce][kSlots];
+    LoadWords(0, next);
+#pragma unroll(kUnrolledTiles)
     for (int first = 0; first < kTiles; first += kTilesAtOnce) {
-      uint2(&now)[kTilesAtOnce][kSlots] = words[first / kTilesAtOnce % 2];
-      if (first + kTilesAtOnce < kTiles)
-        LoadWords(first + kTilesAtOnce, words[1 - first / kTilesAtOnce % 2]);
+      uint2 now[kTilesAtOnce][kSlots];
+#pragma unroll
+      for (int t = 0; t < kTilesAtOnce; ++t) {
+#pragma unroll
+        for (int s = 0; s < kSlots; ++s) now[t][s] = next[t][s];
+      }
+      if (first + kTilesAtOnce < kTiles) LoadWords(first + kTilesAtOnce, next);
       if (cells) MakeCells(first, now);
+      int32_t sums[kProductsAtOnce][4];
+#pragma unroll
+      for (int p = 0; p < kProductsAtOnce; ++p) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[p][i] = kIntegerBits;
+      }
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
         const int32_t steps = shared_.steps[s];
@@ -359,11 +393,15 @@ class Fused {
           const uint4 fields = shared_.fields[s][step][class_];
 #pragma unroll
           for (int c = 0; c < Shape::kColumnHalves; ++c) {
-            MultiplyFields(now, s, fields, shared_.coefs[s][step][c][class_][lane_ / 4],
-                           &dots_[first / Shape::kParts * Shape::kColumnHalves + c],
+            MultiplyFields(now, s, fields, shared_.coefs[s][step][c][class_][lane_ / 4], &sums[c],
                            Shape::kColumnHalves);
           }
         }
+      }
+#pragma unroll
+      for (int p = 0; p < kProductsAtOnce; ++p) {
+        KeepSums(first / Shape::kParts * Shape::kColumnHalves + p,
+                 make_int4(sums[p][0], sums[p][1], sums[p][2], sums[p][3]));
       }
     }
   }
@@ -393,8 +431,17 @@ class Fused {
   }
 
   // Whether the lane's token `half` of a unit lies in mid.
+  template <bool kWhole>
   __device__ __forceinline__ bool Has(int unit, int half) const {
-    return (inside_ >> (2 * unit + half) & 1) != 0;
+    return kWhole || (inside_ >> (2 * unit + half) & 1) != 0;
+  }
+  // Calls use(h, j, sum) for the sums of product `p`: of token h, of head j of two.
+  template <typename Use>
+  static __device__ __forceinline__ void ForSums(const int4& sums, Use use) {
+    use(0, 0, sums.x);
+    use(0, 1, sums.y);
+    use(1, 0, sums.z);
+    use(1, 1, sums.w);
   }
 
   // Peaks and sums of the chunk's pieces. kWhole: all its tokens lie in mid.
@@ -404,7 +451,7 @@ class Fused {
       inside_ = ~0u;
       if (!IsWhole()) {
         inside_ = 0;
-#pragma unroll
+#pragma unroll(kUnrolledUnits)
         for (int u = 0; u < Shape::kUnits; ++u) {
 #pragma unroll
           for (int h = 0; h < 2; ++h)
@@ -414,19 +461,23 @@ class Fused {
     }
     // Lanes with the same heads differ in these bits.
     constexpr int kSameHeads = kGroup >= 8 ? 4 : kGroup / 2;
+    int32_t peaks[Shape::kColumnHalves][2];
+#pragma unroll
+    for (int c = 0; c < Shape::kColumnHalves; ++c) peaks[c][0] = peaks[c][1] = INT32_MIN;
+#pragma unroll(kUnrolledUnits)
+    for (int u = 0; u < Shape::kUnits; ++u) {
+#pragma unroll
+      for (int c = 0; c < Shape::kColumnHalves; ++c) {
+        ForSums(Sums(u * Shape::kColumnHalves + c), [&](int h, int j, int32_t dot) {
+          if (Has<kWhole>(u, h)) peaks[c][j] = max(peaks[c][j], dot);
+        });
+      }
+    }
 #pragma unroll
     for (int c = 0; c < Shape::kColumnHalves; ++c) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        int32_t peak = INT32_MIN;
-#pragma unroll
-        for (int u = 0; u < Shape::kUnits; ++u) {
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            if (kWhole || Has(u, h))
-              peak = max(peak, dots_[u * Shape::kColumnHalves + c][2 * h + j]);
-          }
-        }
+        int32_t peak = peaks[c][j];
 #pragma unroll
         for (int offset = 16; offset >= kSameHeads; offset /= 2) {
           peak = max(peak, __shfl_xor_sync(kFullMask, peak, offset));
@@ -435,31 +486,38 @@ class Fused {
       }
     }
     __syncthreads();
+    float of_piece[Shape::kColumnHalves][2], scales[Shape::kColumnHalves][2];
+    uint32_t sums[Shape::kColumnHalves][2] = {};
 #pragma unroll
     for (int c = 0; c < Shape::kColumnHalves; ++c) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int32_t g = HeadOf(c, j);
-        const float peak = __int_as_float(PiecePeak(warp_ / Shape::kPieceWarps, g)),
-                    scale = shared_.heads[g].a;
-        uint32_t sum = 0;
+        of_piece[c][j] = __int_as_float(PiecePeak(warp_ / Shape::kPieceWarps, HeadOf(c, j)));
+        scales[c][j] = shared_.heads[HeadOf(c, j)].a;
+      }
+    }
+#pragma unroll(kUnrolledUnits)
+    for (int u = 0; u < Shape::kUnits; ++u) {
 #pragma unroll
-        for (int u = 0; u < Shape::kUnits; ++u) {
+      for (int c = 0; c < Shape::kColumnHalves; ++c) {
+        ForSums(Sums(u * Shape::kColumnHalves + c), [&](int h, int j, int32_t dot) {
+          // Both are kIntegerFloat and an integer, and so is the difference exact.
+          const float below = __fsub_rn(__int_as_float(dot), of_piece[c][j]);
+          const uint32_t share =
+              __float2uint_rz(__fmul_rn(Exp2(__fmul_rn(scales[c][j], below)), 0x1p26f));
+          if (Has<kWhole>(u, h)) sums[c][j] += share;
+        });
+      }
+    }
 #pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            // Both are kIntegerFloat and an integer, and so is the difference exact.
-            const float below =
-                __fsub_rn(__int_as_float(dots_[u * Shape::kColumnHalves + c][2 * h + j]), peak);
-            const uint32_t share =
-                __float2uint_rz(__fmul_rn(Exp2(__fmul_rn(scale, below)), 0x1p26f));
-            if (kWhole || Has(u, h)) sum += share;
-          }
-        }
-        long long all = sum;
+    for (int c = 0; c < Shape::kColumnHalves; ++c) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        long long all = sums[c][j];
 #pragma unroll
         for (int offset = 16; offset >= kSameHeads; offset /= 2)
           all += __shfl_xor_sync(kFullMask, all, offset);
-        if (lane_ < kSameHeads) shared_.warp_sums[warp_][g] = all;
+        if (lane_ < kSameHeads) shared_.warp_sums[warp_][HeadOf(c, j)] = all;
       }
     }
     __syncthreads();
@@ -539,46 +597,49 @@ class Fused {
     }
   }
 
-  // Weights relative to R take the dots' place.
-  __device__ __forceinline__ void MakeWeights() {
+  // The lane's heads, and what weighs their dots.
+  struct Heads {
+    Weighing of[Shape::kColumnHalves][2];
+  };
+  __device__ __forceinline__ Heads TakeHeads() const {
+    Heads heads;
 #pragma unroll
     for (int c = 0; c < Shape::kColumnHalves; ++c) {
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const Weighing head = shared_.heads[HeadOf(c, j)];
+      for (int j = 0; j < 2; ++j) heads.of[c][j] = shared_.heads[HeadOf(c, j)];
+    }
+    return heads;
+  }
+  // Weights relative to R take the dots' place; keys of the lane's two tokens of the unit, where it is the last of their holders.
+  __device__ __forceinline__ void Weigh(int u, const Heads& heads, uint32_t (&keys)[2]) {
+    // The sum over the heads goes from one holder of a token to the next: heads ascend.
+    const int32_t before = (lane_ & ~(Shape::kHolders - 1)) | ((lane_ - 1) & (Shape::kHolders - 1));
+    float masses[2] = {0, 0};
 #pragma unroll
-        for (int u = 0; u < Shape::kUnits; ++u) {
+    for (int c = 0; c < Shape::kColumnHalves; ++c) {
+      const int p = u * Shape::kColumnHalves + c;
+      float weights[2][2];
+      ForSums(Sums(p), [&](int h, int j, int32_t dot) {
+        const Weighing& head = heads.of[c][j];
+        weights[h][j] =
+            Exp2(__fsub_rn(__fmaf_rn(head.a, FloatOf(dot), head.b), head.reference));
+      });
+      KeepSums(p, make_int4(__float_as_int(weights[0][0]), __float_as_int(weights[0][1]),
+                            __float_as_int(weights[1][0]), __float_as_int(weights[1][1])));
 #pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            int32_t& dot = dots_[u * Shape::kColumnHalves + c][2 * h + j];
-            dot = __float_as_int(
-                Exp2(__fsub_rn(__fmaf_rn(head.a, FloatOf(dot), head.b), head.reference)));
-          }
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int holder = 0; holder < Shape::kHolders; ++holder) {
+          if (holder > 0 || c > 0) masses[h] = __shfl_sync(kFullMask, masses[h], before);
+          masses[h] = __fmaf_rn(weights[h][0], heads.of[c][0].inverse, masses[h]);
+          masses[h] = __fmaf_rn(weights[h][1], heads.of[c][1].inverse, masses[h]);
         }
       }
     }
-  }
-  // Keys of the lane's two tokens of a unit, where it is the last of their holders.
-  __device__ __forceinline__ void KeysOf(int u, uint32_t (&keys)[2]) const {
-    // The sum over the heads goes from one holder of a token to the next: heads ascend.
-    const int32_t before = (lane_ & ~(Shape::kHolders - 1)) | ((lane_ - 1) & (Shape::kHolders - 1));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float mass = 0;
-#pragma unroll
-      for (int c = 0; c < Shape::kColumnHalves; ++c) {
-        const int32_t(&weights)[4] = dots_[u * Shape::kColumnHalves + c];
-        const float first = shared_.heads[HeadOf(c, 0)].inverse,
-                    second = shared_.heads[HeadOf(c, 1)].inverse;
-#pragma unroll
-        for (int holder = 0; holder < Shape::kHolders; ++holder) {
-          if (holder > 0 || c > 0) mass = __shfl_sync(kFullMask, mass, before);
-          mass = __fmaf_rn(__int_as_float(weights[2 * h]), first, mass);
-          mass = __fmaf_rn(__int_as_float(weights[2 * h + 1]), second, mass);
-        }
-      }
       const int32_t key =
-          static_cast<int32_t>(__float_as_uint(mass) >> kMassKeyShift) - kMassKeyBase;
+          static_cast<int32_t>(__float_as_uint(masses[h]) >> kMassKeyShift) - kMassKeyBase;
       keys[h] = static_cast<uint32_t>(min(max(key, 0), kMassKeyBins - 1));
     }
   }
@@ -587,21 +648,22 @@ class Fused {
   }
   // To shared memory.
   __device__ __forceinline__ void MakeKeys() {
-    MakeWeights();
-#pragma unroll
+    const Heads heads = TakeHeads();
+#pragma unroll(kUnrolledUnits)
     for (int u = 0; u < Shape::kUnits; ++u) {
       uint32_t keys[2];
-      KeysOf(u, keys);
+      Weigh(u, heads, keys);
       if (HasKeys()) shared_.keys[(TokenOf(u, 0) - begin_) / 2] = keys[0] | keys[1] << 16;
     }
   }
   // To the workspace, and into the counts.
   template <bool kWhole>
   __device__ __forceinline__ void LeaveKeys() {
-#pragma unroll
+    const Heads heads = TakeHeads();
+#pragma unroll(kUnrolledUnits)
     for (int u = 0; u < Shape::kUnits; ++u) {
       uint32_t keys[2];
-      KeysOf(u, keys);
+      Weigh(u, heads, keys);
       if (!HasKeys()) continue;
       const int32_t token = TokenOf(u, 0);
       *reinterpret_cast<uint32_t*>(&args_.keys[row_ * args_.row_tokens + (token - base_)]) =
@@ -613,34 +675,38 @@ class Fused {
       }
     }
   }
+  // The cells of the lane's two tokens of a unit, one behind the other.
+  __device__ __forceinline__ uint32_t CellsOf(int u) const {
+    if constexpr (kChunks > 1) return cells_[u];
+    return shared_.cells[(TokenOf(u, 0) - begin_) / 2];
+  }
   // Adds the masses of the chunk's tokens to their cells.
   template <bool kWhole>
   __device__ __forceinline__ void AddMasses() {
-#pragma unroll
+#pragma unroll(kUnrolledUnits)
     for (int u = 0; u < Shape::kUnits; ++u) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        if (kWhole || IsInside(query_, TokenOf(u, h))) AddToCell(u, h, cells_[u] >> 8 * h & 0xffu);
-      }
+      const int32_t token = TokenOf(u, 0);
+      AddToCells(u, kWhole || IsInside(query_, token), kWhole || IsInside(query_, token + 1));
     }
   }
   // The heads of a token, which lanes side by side add at once, take different banks.
   static __device__ __forceinline__ int32_t PlaceOf(int32_t g, uint32_t cell) {
     return static_cast<int32_t>(cell) ^ (g >> 1 & 3) << 3;
   }
-  // The lane's weights of its token `h` of a unit.
-  __device__ __forceinline__ void AddToCell(int u, int h, uint32_t cell) {
+  // Adds the lane's weights of its tokens of a unit, of the first and of the second.
+  __device__ __forceinline__ void AddToCells(int u, bool first, bool second) {
+    const uint32_t both = CellsOf(u);
 #pragma unroll
     for (int c = 0; c < Shape::kColumnHalves; ++c) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int32_t g = HeadOf(c, j);
-        const float weight = __int_as_float(dots_[u * Shape::kColumnHalves + c][2 * h + j]);
+      ForSums(Sums(u * Shape::kColumnHalves + c), [&](int h, int j, int32_t weight) {
+        const int32_t g = HeadOf(c, j), at = PlaceOf(g, both >> 8 * h & 0xffu);
         // A head past the group's has none.
-        const uint32_t mass = __float2uint_rz(__fmul_rn(weight, g < args_.group ? 0x1p30f : 0.0f));
-        AddUnlessZero(&shared_.masses[g][0][PlaceOf(g, cell)], mass & 0x7fffu);
-        AddUnlessZero(&shared_.masses[g][1][PlaceOf(g, cell)], mass >> 15);
-      }
+        const bool counts = g < args_.group && (h == 0 ? first : second);
+        const uint32_t mass =
+            __float2uint_rz(__fmul_rn(__int_as_float(weight), counts ? 0x1p30f : 0.0f));
+        AddUnlessZero(&shared_.masses[g][0][at], mass & 0x7fffu);
+        AddUnlessZero(&shared_.masses[g][1][at], mass >> 15);
+      });
     }
   }
   __device__ __forceinline__ void LeaveMasses() {
@@ -699,8 +765,8 @@ class Fused {
     return begin_ + static_cast<int32_t>(threadIdx.x) * Shape::kMine + i;
   }
 
-  __device__ __forceinline__ MassCut FindCut() {
-    MassCut cut = {kNoBin, 0, kMassKeyBins, 0};
+  // The chunk's keys by their upper 9 bits go to the row's counts.
+  __device__ __forceinline__ void CountCoarse() {
     const bool whole = IsWhole();
     uint32_t keys[Shape::kMine / 2];
     TakeKeys(keys);
@@ -714,7 +780,10 @@ class Fused {
     for (int32_t bin = threadIdx.x; bin < kCoarseBins; bin += kThreads) {
       if (shared_.counts[bin] != 0) atomicAdd(&coarse[bin], shared_.counts[bin]);
     }
-    Meet(&Meetings()[1], blocks_);
+  }
+  // How many tokens are selected; the cut's bin.
+  __device__ __forceinline__ uint32_t FindCoarse() {
+    const uint32_t* coarse = args_.coarse + int64_t{row_} * kCoarseBins;
     for (int32_t bin = threadIdx.x; bin < kCoarseBins; bin += kThreads)
       shared_.counts[bin] = __ldcg(&coarse[bin]);
     __syncthreads();
@@ -722,19 +791,15 @@ class Fused {
     if (blockIdx.x == 0 && threadIdx.x == 0) args_.chosen_counts[row_] = static_cast<int32_t>(k);
     if (k > 0) {
       const uint2 found = FindFromTop<kCoarseBins>(shared_.counts, k, shared_.scan, &shared_.found);
-      cut.coarse = found.x;
-      cut.above = found.y;
+      cut_.coarse = found.x;
+      cut_.above = found.y;
     }
     __syncthreads();
-    const uint32_t least = CountFine(cut, k);
-    if (k == 0) return cut;
-    cut.threshold = cut.coarse << kFineBits | least;
-    return cut;
+    return k;
   }
 
-  // Counts the cut's bin by the lower bits, meets, and finds the least key of the selected there, how many tokens at it
-  // are too many, and what is selected before this chunk.
-  __device__ __forceinline__ uint32_t CountFine(MassCut& cut, uint32_t k) {
+  // The chunk's keys of the cut's bin by their lower 7 bits go to the row's counts.
+  __device__ __forceinline__ void CountFine() {
     if (threadIdx.x < kFineBins) shared_.counts[threadIdx.x] = 0;
     __syncthreads();
     uint32_t above = 0, keys[Shape::kMine / 2];
@@ -744,33 +809,33 @@ class Fused {
     for (int i = 0; i < Shape::kMine; ++i) {
       const uint32_t key = KeyOf(keys, i);
       if (!whole && !IsInside(query_, MineOf(i))) continue;
-      above += key >> kFineBits > cut.coarse ? 1 : 0;
-      if (key >> kFineBits == cut.coarse) atomicAdd(&shared_.counts[key & (kFineBins - 1)], 1u);
+      above += key >> kFineBits > cut_.coarse ? 1 : 0;
+      if (key >> kFineBits == cut_.coarse) atomicAdd(&shared_.counts[key & (kFineBins - 1)], 1u);
     }
     above = __reduce_add_sync(kFullMask, above);
     if (lane_ == 0 && above != 0) atomicAdd(&shared_.above, above);
     __syncthreads();
-    uint32_t* of_row = args_.counts + int64_t{row_} * args_.chunks * kFineBins;
-    uint32_t* fine = args_.fine + int64_t{row_} * kFineBins;
-    const bool has_bin = threadIdx.x < kFineBins;
-    const int32_t bin = kFineBins - 1 - static_cast<int32_t>(threadIdx.x);  // from the top
+    const int32_t bin = FineBin();
+    const bool has_bin = bin >= 0;
     const uint32_t count = has_bin ? shared_.counts[bin] : 0;
     uint32_t total;
     const uint32_t higher = BlockExclusiveScan<kWarps>(count, shared_.scan, &total);
-    if (has_bin) {
-      of_row[int64_t{blockIdx.x} * kFineBins + bin] = (shared_.above + higher) << 16 | count;
-      if (count != 0) atomicAdd(&fine[bin], count);
-    }
-    Meet(&Meetings()[2], blocks_);
-    if (k == 0) return 0;
-    if (has_bin) shared_.counts[bin] = __ldcg(&fine[bin]);
+    if (!has_bin) return;
+    FineRecords()[int64_t{blockIdx.x} * kFineBins + bin] = (shared_.above + higher) << 16 | count;
+    if (count != 0) atomicAdd(&args_.fine[int64_t{row_} * kFineBins + bin], count);
+  }
+  // The least key of the k selected, how many tokens at it are too many, and what is selected before this chunk.
+  __device__ __forceinline__ void FindFine(uint32_t k) {
+    const int32_t bin = FineBin();
+    if (bin >= 0) shared_.counts[bin] = __ldcg(&args_.fine[int64_t{row_} * kFineBins + bin]);
     __syncthreads();
-    const uint32_t left = k - cut.above;  // of the cut's bin
+    const uint32_t left = k - cut_.above;  // of the cut's bin
     const uint2 found = FindFromTop<kFineBins>(shared_.counts, left, shared_.scan, &shared_.found);
-    cut.skip = shared_.counts[found.x] - (left - found.y);
+    cut_.threshold = cut_.coarse << kFineBits | found.x;
+    cut_.skip = shared_.counts[found.x] - (left - found.y);
     uint32_t higher_before = 0, ties_before = 0;
     for (uint32_t other = threadIdx.x; other < blockIdx.x; other += kThreads) {
-      const uint32_t record = __ldcg(&of_row[int64_t{other} * kFineBins + found.x]);
+      const uint32_t record = __ldcg(&FineRecords()[int64_t{other} * kFineBins + found.x]);
       higher_before += record >> 16;
       ties_before += record & 0xffffu;
     }
@@ -781,10 +846,16 @@ class Fused {
       shared_.places[warp_][1] = ties_before;
     }
     __syncthreads();
-    return found.x;
+  }
+  // The thread's bin of the lower bits, from the top; negative: it has none.
+  static __device__ __forceinline__ int32_t FineBin() {
+    return kFineBins - 1 - static_cast<int32_t>(threadIdx.x);
+  }
+  __device__ __forceinline__ uint32_t* FineRecords() const {
+    return args_.counts + int64_t{row_} * args_.chunks * kFineBins;
   }
 
-  __device__ __forceinline__ void Select(const MassCut& cut) {
+  __device__ __forceinline__ void Select() {
     uint32_t inside = 0, higher = 0, ties = 0;  // bit i is the thread's token i
     uint32_t keys[Shape::kMine / 2];
     TakeKeys(keys);
@@ -793,11 +864,11 @@ class Fused {
       const uint32_t key = KeyOf(keys, i);
       if (!IsInside(query_, MineOf(i))) continue;
       inside |= 1u << i;
-      higher |= (key > cut.threshold ? 1u : 0u) << i;
-      ties |= (key == cut.threshold ? 1u : 0u) << i;
+      higher |= (key > cut_.threshold ? 1u : 0u) << i;
+      ties |= (key == cut_.threshold ? 1u : 0u) << i;
     }
     uint32_t selected = higher;
-    if (cut.threshold < kMassKeyBins) {
+    if (cut_.threshold < kMassKeyBins) {
       uint32_t higher_before = 0, my_ties = 0;
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) {
@@ -809,11 +880,11 @@ class Fused {
           BlockExclusiveScan<kWarps>(__popc(higher) | __popc(ties) << 16, shared_.scan, &all);
       my_ties += before >> 16;
       uint32_t to =
-          higher_before + (before & 0xffffu) + (my_ties > cut.skip ? my_ties - cut.skip : 0);
+          higher_before + (before & 0xffffu) + (my_ties > cut_.skip ? my_ties - cut_.skip : 0);
       int32_t* tokens = args_.chosen_tokens + row_ * args_.capacity;
 #pragma unroll
       for (int i = 0; i < Shape::kMine; ++i) {
-        if ((ties >> i & 1) != 0 && my_ties++ >= cut.skip) selected |= 1u << i;
+        if ((ties >> i & 1) != 0 && my_ties++ >= cut_.skip) selected |= 1u << i;
         if ((selected >> i & 1) != 0) tokens[to++] = MineOf(i);
       }
     }
@@ -824,16 +895,11 @@ class Fused {
   // Adds the masses of tokens that are not selected to their cells.
   __device__ __forceinline__ void LeaveTail() {
     __syncthreads();
-#pragma unroll
+#pragma unroll(kUnrolledUnits)
     for (int u = 0; u < Shape::kUnits; ++u) {
       const int32_t at = TokenOf(u, 0) - begin_;
       const uint32_t left = shared_.is_left[at / Shape::kMine] >> at % Shape::kMine;
-      const uint32_t both = shared_.cells[at / 2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        if ((left >> h & 1) == 0) continue;
-        AddToCell(u, h, both >> 8 * h & 0xffu);
-      }
+      AddToCells(u, (left & 1) != 0, (left & 2) != 0);
     }
     __syncthreads();
     LeaveMasses();
@@ -859,16 +925,21 @@ class Fused {
   const uint32_t tile_bytes_;
   int32_t first_tile_ = 0;  // of the chunk, in the block's
   uint32_t inside_;
+  MassCut cut_ = {kNoBin, 0, kMassKeyBins, 0};
   uint32_t cells_[kChunks > 1 ? Shape::kUnits : 1];  // of the lane's tokens, two each
-  int32_t dots_[Shape::kProducts][4];  // rows r, columns 2c and 2c + 1; rows r + 8, the same
+  int4 dots_[kRolled ? 1 : Shape::kProducts];  // Sums()
 };
+
+template <int kSlots, int kGroup, int kTiles>
+using RolledFused = Fused<kSlots, kGroup, kTiles, 1, /*kRolled=*/true>;
 
 template <int kSlots, int kGroup, int kTiles>
 __global__ void __launch_bounds__(kThreads, kFusedBlocksPerMultiprocessor)
     FusedKernel(const __grid_constant__ Args args) {
-  __shared__ typename Fused<kSlots, kGroup, kTiles>::Shared shared;
+  using Blocks = RolledFused<kSlots, kGroup, kTiles>;
+  extern __shared__ uint4 dynamic[];
   LetNextStart();
-  Fused<kSlots, kGroup, kTiles>(args, shared).Run();
+  Blocks(args, *reinterpret_cast<typename Blocks::Shared*>(dynamic)).Run();
 }
 
 }  // namespace winnow::kernels::cuda::masses

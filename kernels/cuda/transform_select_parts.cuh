@@ -51,6 +51,7 @@ struct Args {
   int32_t pieces, chunks, kv_heads, group;
   float scale2;
   int32_t tail_of_all;      // selected tokens, too
+  int32_t q_is_there;       // before the kernel ahead has ended
   PreparedQuery* prepared;  // [rows][group]
   int32_t* peaks;           // [rows][pieces][padded_group]
   int64_t* sums;            // [rows][pieces][padded_group]
