@@ -131,14 +131,14 @@ void Decoder::Compute(const Batch& batch) {
 // hidden [m][hidden] = embedding[ids]
 void Decoder::Embed(int64_t m) {
   if (embedding_.IsPlain()) {
-    backend_.EmbedRows(embedding_.host(), ids_, FirstRows(hidden_, m));
+    backend_.EmbedRows(embedding_.host(), ids_, 1.0f, FirstRows(hidden_, m));
     return;
   }
   for (int64_t i = 0; i < m; ++i) {
     embedding_.WidenRow(ids_[i], embedded_rows_.data() + i * embedding_.cols);
   }
   const HostMatrix rows{embedded_rows_.data(), DType::kF32, m, embedding_.cols};
-  backend_.EmbedRows(rows, std::span(row_numbers_).first(m), FirstRows(hidden_, m));
+  backend_.EmbedRows(rows, std::span(row_numbers_).first(m), 1.0f, FirstRows(hidden_, m));
 }
 
 // Makes the logits of `count` rows, from the `first` on of those whose logits are wanted. The result is a view into logits_.

@@ -148,10 +148,10 @@ std::unique_ptr<PackedMatrix> TimedBackend::Pack(std::span<const HostMatrix> par
   return inner_.Pack(parts, compute);
 }
 
-void TimedBackend::EmbedRows(const HostMatrix& table, std::span<const int32_t> ids,
+void TimedBackend::EmbedRows(const HostMatrix& table, std::span<const int32_t> ids, float scale,
                              const Tensor& out) {
   const Timer timer = Time(other_);
-  inner_.EmbedRows(table, ids, out);
+  inner_.EmbedRows(table, ids, scale, out);
 }
 
 void TimedBackend::RmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& out) {

@@ -86,7 +86,7 @@ class TimedBackend : public kernels::Backend {
   }
   void Matmul(const kernels::Tensor& x, const kernels::PackedMatrix& w, const kernels::Tensor& y,
               const kernels::MatmulEpilogue& epilogue) override;
-  void EmbedRows(const kernels::HostMatrix& table, std::span<const int32_t> ids,
+  void EmbedRows(const kernels::HostMatrix& table, std::span<const int32_t> ids, float scale,
                  const kernels::Tensor& out) override;
   void RmsNorm(const kernels::Tensor& x, const float* weight, float eps,
                const kernels::Tensor& out) override;

@@ -452,7 +452,7 @@ class Bench {
         std::vector<int32_t> ids(m);
         for (int64_t i = 0; i < m; ++i) ids[i] = static_cast<int32_t>(i * 7919 % 4096);
         const Floats out(*backend_, m, kHidden);
-        const double seconds = Time([&] { backend_->EmbedRows(table, ids, out.tensor); });
+        const double seconds = Time([&] { backend_->EmbedRows(table, ids, 1.0f, out.tensor); });
         AddBesideRead({"embed_rows", rows + ", n 2048", seconds,
                        EmbedRowsBytes(m, kHidden, DType::kBF16), EmbedRowsFlops(m, kHidden), "",
                        0});

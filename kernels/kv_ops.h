@@ -105,7 +105,8 @@ class KvOps {
   // ---- positions ----
 
   // cos_sin[i] = (cos(positions[i]*inv_freq[j]) ..., sin(...) ...) * scale, j < d/2: rows of d
-  // values. The angle is rounded to f32 before cos and sin, as the reference implementation does.
+  // values. The angle is rounded to f32 before cos and sin, as the reference implementation does. (1, 0) where
+  // inv_freq[j] is 0: such a pair is neither turned nor scaled.
   virtual void RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq,
                          float scale, const Tensor& cos_sin) = 0;
 

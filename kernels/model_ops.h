@@ -97,8 +97,8 @@ class ModelOps {
 
   // ---- rows of activations ----
 
-  // out[i] = table[ids[i]] widened to f32. REQUIRES: 0 <= ids[i] < table.rows.
-  virtual void EmbedRows(const HostMatrix& table, std::span<const int32_t> ids,
+  // out[i] = table[ids[i]] widened to f32, times `scale`. REQUIRES: 0 <= ids[i] < table.rows.
+  virtual void EmbedRows(const HostMatrix& table, std::span<const int32_t> ids, float scale,
                          const Tensor& out) = 0;
 
   // y[m][out] = x[m][in] Wᵀ, then the epilogue.

@@ -8,8 +8,9 @@ void RopeTableRow(int32_t position, std::span<const float> inv_freq, float scale
   const size_t half = inv_freq.size();
   for (size_t j = 0; j < half; ++j) {
     const float angle = static_cast<float>(position) * inv_freq[j];
-    cos_sin[j] = static_cast<float>(std::cos(static_cast<double>(angle))) * scale;
-    cos_sin[half + j] = static_cast<float>(std::sin(static_cast<double>(angle))) * scale;
+    const float by = inv_freq[j] == 0 ? 1 : scale;
+    cos_sin[j] = static_cast<float>(std::cos(static_cast<double>(angle))) * by;
+    cos_sin[half + j] = static_cast<float>(std::sin(static_cast<double>(angle))) * by;
   }
 }
 

@@ -1,6 +1,7 @@
 // Rotary position embedding: its table, made once per forward pass, and its use, once per layer.
 //
-//   cos_sin [m][d]: d/2 cosines, then d/2 sines, times `scale`
+//   cos_sin [m][d]: d/2 cosines, then d/2 sines, times `scale`; 1 and 0 where the inverse frequency is 0, so that such a
+//                   pair is neither turned nor scaled
 //   x [m][heads*d] f32, in place: (x[j], x[j+d/2]) is a pair of each head
 //
 // The angle is position * inv_freq rounded to f32; its cosine and sine are computed in double.

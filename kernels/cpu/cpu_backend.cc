@@ -91,12 +91,14 @@ void CpuBackend::CopyToDevice(const void* host, void* device, size_t size_bytes)
   std::memcpy(device, host, size_bytes);
 }
 
-void CpuBackend::EmbedRows(const HostMatrix& table, std::span<const int32_t> ids,
+void CpuBackend::EmbedRows(const HostMatrix& table, std::span<const int32_t> ids, float scale,
                            const Tensor& out) {
   WINNOW_CHECK(out.cols == table.cols && out.rows >= static_cast<int64_t>(ids.size()));
   for (const int32_t id : ids) WINNOW_CHECK(id >= 0 && id < table.rows);
   ForEachRow(static_cast<int64_t>(ids.size()), out.cols, [&](int64_t i) {
     ops_.widen_row(RowOf(table, ids[i]), table.dtype, table.cols, out.f32(i));
+    if (scale == 1.0f) return;
+    for (float& value : std::span(out.f32(i), out.cols)) value *= scale;
   });
 }
 

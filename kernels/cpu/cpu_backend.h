@@ -64,7 +64,8 @@ class CpuBackend final : public Backend {
                                            DType compute) override;
   void Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
               const MatmulEpilogue& epilogue) override;
-  void EmbedRows(const HostMatrix& table, std::span<const int32_t> ids, const Tensor& out) override;
+  void EmbedRows(const HostMatrix& table, std::span<const int32_t> ids, float scale,
+                 const Tensor& out) override;
   void RmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& out) override;
   void RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) override;
   void RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq, float scale,

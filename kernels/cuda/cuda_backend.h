@@ -87,7 +87,8 @@ class CudaBackend final : public Backend {
   bool ComputesStored() const override { return true; }
   std::unique_ptr<PackedMatrix> PackStored(std::span<const StoredMatrix> parts,
                                            DType compute) override;
-  void EmbedRows(const HostMatrix& table, std::span<const int32_t> ids, const Tensor& out) override;
+  void EmbedRows(const HostMatrix& table, std::span<const int32_t> ids, float scale,
+                 const Tensor& out) override;
   void RmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& out) override;
   void RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) override;
   void RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq, float scale,

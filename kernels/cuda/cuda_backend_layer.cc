@@ -361,7 +361,7 @@ void CudaBackend::GatedMlp(const GatedMlpArgs& args) {
   }
 }
 
-void CudaBackend::EmbedRows(const HostMatrix& table, std::span<const int32_t> ids,
+void CudaBackend::EmbedRows(const HostMatrix& table, std::span<const int32_t> ids, float scale,
                             const Tensor& out) {
   WINNOW_CHECK(out.cols == table.cols && out.rows >= static_cast<int64_t>(ids.size()));
   for (const int32_t id : ids) WINNOW_CHECK(id >= 0 && id < table.rows);
@@ -384,7 +384,7 @@ void CudaBackend::EmbedRows(const HostMatrix& table, std::span<const int32_t> id
     const int32_t* numbers = Stage(std::span<const int32_t>(numbers_));
     if (!EndStaging()) return;
     Good(cuda::EmbedRows(
-             rows, table.dtype, numbers,
+             rows, table.dtype, numbers, scale,
              MatrixOf(out.RowRange(static_cast<int64_t>(first), static_cast<int64_t>(count))),
              stream()),
          "embedding");

@@ -170,8 +170,9 @@ __global__ void RopeTableKernel(const int32_t* positions, const float* inv_freq,
   float* row = cos_sin + blockIdx.x * stride;
   for (int32_t j = threadIdx.x; j < half; j += blockDim.x) {
     const float angle = __fmul_rn(position, inv_freq[j]);
-    row[j] = static_cast<float>(cos(static_cast<double>(angle))) * scale;
-    row[half + j] = static_cast<float>(sin(static_cast<double>(angle))) * scale;
+    const float by = inv_freq[j] == 0 ? 1 : scale;
+    row[j] = static_cast<float>(cos(static_cast<double>(angle))) * by;
+    row[half + j] = static_cast<float>(sin(static_cast<double>(angle))) * by;
   }
 }
 
@@ -227,26 +228,27 @@ __global__ void __launch_bounds__(kSiluThreads)
 }
 
 template <typename Load>
-__device__ __forceinline__ void Embed(Load load, const int32_t* ids, float* out, int64_t stride,
-                                      int32_t cols) {
+__device__ __forceinline__ void Embed(Load load, const int32_t* ids, float scale, float* out,
+                                      int64_t stride, int32_t cols) {
   const int64_t from = int64_t{ids[blockIdx.x]} * cols;
   for (int32_t i = threadIdx.x; i < cols; i += kThreads) {
-    out[blockIdx.x * stride + i] = load(from + i);
+    out[blockIdx.x * stride + i] = load(from + i) * scale;
   }
 }
 __global__ void __launch_bounds__(kThreads)
-    EmbedKernel(const void* table, DType dtype, const int32_t* ids, float* out, int64_t stride,
-                int32_t cols) {
+    EmbedKernel(const void* table, DType dtype, const int32_t* ids, float scale, float* out,
+                int64_t stride, int32_t cols) {
   LetNextStart();
   WaitForEarlier();
   if (dtype == DType::kF32) {
-    Embed([&](int64_t i) { return static_cast<const float*>(table)[i]; }, ids, out, stride, cols);
+    Embed([&](int64_t i) { return static_cast<const float*>(table)[i]; }, ids, scale, out, stride,
+          cols);
   } else if (dtype == DType::kBF16) {
-    Embed([&](int64_t i) { return WidenBf16(static_cast<const uint16_t*>(table)[i]); }, ids, out,
-          stride, cols);
+    Embed([&](int64_t i) { return WidenBf16(static_cast<const uint16_t*>(table)[i]); }, ids, scale,
+          out, stride, cols);
   } else {
-    Embed([&](int64_t i) { return WidenF16(static_cast<const uint16_t*>(table)[i]); }, ids, out,
-          stride, cols);
+    Embed([&](int64_t i) { return WidenF16(static_cast<const uint16_t*>(table)[i]); }, ids, scale,
+          out, stride, cols);
   }
 }
 
@@ -444,12 +446,12 @@ cudaError_t SiluMulOrdered(const DeviceMatrix& gate_up, void* ordered, Stream st
   return cudaSuccess;
 }
 
-cudaError_t EmbedRows(const void* table, DType dtype, const int32_t* ids, const DeviceMatrix& out,
-                      Stream stream) {
+cudaError_t EmbedRows(const void* table, DType dtype, const int32_t* ids, float scale,
+                      const DeviceMatrix& out, Stream stream) {
   if (TooMany(out.rows)) return cudaErrorInvalidValue;
   if (out.rows == 0) return cudaSuccess;
   return Launch(EmbedKernel, static_cast<unsigned>(out.rows), kThreads, 0, stream, false, table,
-                dtype, ids, out.data, out.stride, static_cast<int32_t>(out.cols));
+                dtype, ids, scale, out.data, out.stride, static_cast<int32_t>(out.cols));
 }
 
 cudaError_t WriteKv(const DeviceMatrix& k, const DeviceMatrix& v, const DeviceChunk* chunks,

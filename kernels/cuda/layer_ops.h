@@ -25,7 +25,8 @@ struct DeviceMatrix {
 [[nodiscard]] cudaError_t RmsNormHeads(const DeviceMatrix& x, int32_t head_dim, const float* weight,
                                        float eps, Stream stream);
 
-// Cosines and sines in double of the angle rounded to f32, as rope.cc; `half` inverse frequencies.
+// Cosines and sines in double of the angle rounded to f32, as rope.cc; `half` inverse frequencies, of which those that
+// are 0 give 1 and 0.
 [[nodiscard]] cudaError_t RopeTable(const int32_t* positions, const float* inv_freq, int32_t half,
                                     float scale, const DeviceMatrix& cos_sin, Stream stream);
 [[nodiscard]] cudaError_t Rope(const DeviceMatrix& x, int32_t head_dim, const DeviceMatrix& cos_sin,
@@ -37,8 +38,8 @@ struct DeviceMatrix {
 // The same, as RmsNormOrdered.
 [[nodiscard]] cudaError_t SiluMulOrdered(const DeviceMatrix& gate_up, void* ordered, Stream stream);
 
-// `table` [vocab][out.cols] of `dtype`, in device memory or pinned host memory.
-[[nodiscard]] cudaError_t EmbedRows(const void* table, DType dtype, const int32_t* ids,
+// `table` [vocab][out.cols] of `dtype`, in device memory or pinned host memory. Values are multiplied by `scale`.
+[[nodiscard]] cudaError_t EmbedRows(const void* table, DType dtype, const int32_t* ids, float scale,
                                     const DeviceMatrix& out, Stream stream);
 
 // Rows of k and v [m][Hkv*d] into the chunks' blocks, rounded to bf16; `max_chunk_tokens` bounds

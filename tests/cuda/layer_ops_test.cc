@@ -64,6 +64,7 @@ TEST_F(CudaLayerOpsTest, RopeEqualsTheReference) {
       inv_freq.push_back(
           std::pow(500000.0f, -2.0f * static_cast<float>(j) / static_cast<float>(d)));
     }
+    inv_freq[d / 4] = inv_freq[d / 2 - 1] = 0;  // pairs that do not turn
     const DeviceArray<int32_t> positions_on_device(positions);
     const DeviceArray<float> inv_freq_on_device(inv_freq);
     const auto on_device = Upload(x), table_on_device = Upload(table);
@@ -96,7 +97,7 @@ TEST_F(CudaLayerOpsTest, SiluMulEqualsTheReference) {
   }
 }
 
-TEST_F(CudaLayerOpsTest, EmbeddingIsExactForEveryType) {
+TEST_F(CudaLayerOpsTest, EmbeddingIsExactForEveryTypeAndScale) {
   SCOPED_TRACE(Seed());
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     const FileMatrix table(random_, 50, 300, dtype);
@@ -106,16 +107,18 @@ TEST_F(CudaLayerOpsTest, EmbeddingIsExactForEveryType) {
     for (int64_t i = 0; i < out.rows(); ++i) {
       ids.push_back(static_cast<int32_t>(random_.Int(0, 49)));
     }
-    EmbedRowsRef(host, ids, expected.tensor());
     const DeviceArray<std::byte> on_device(std::span<const std::byte>(
         static_cast<const std::byte*>(host.data), 50 * 300 * DTypeBytes(dtype)));
     const DeviceArray<int32_t> ids_on_device(ids);
     const auto result = Upload(out);
-    WINNOW_CUDA_OK(
-        EmbedRows(on_device.data(), dtype, ids_on_device.data(), View(result, out), nullptr));
-    Download(result, out);
-    EXPECT_TRUE(SameBits(out, expected));
-    EXPECT_TRUE(out.GuardsIntact());
+    for (const float scale : {1.0f, 54.545456f, 0.25f}) {
+      EmbedRowsRef(host, ids, scale, expected.tensor());
+      WINNOW_CUDA_OK(EmbedRows(on_device.data(), dtype, ids_on_device.data(), scale,
+                               View(result, out), nullptr));
+      Download(result, out);
+      EXPECT_TRUE(SameBits(out, expected)) << DTypeName(dtype) << " by " << scale;
+      EXPECT_TRUE(out.GuardsIntact());
+    }
   }
 }
 

@@ -90,7 +90,7 @@ TEST(CpuBackendDeathTest, OurOwnBugsStopTheProcess) {
   EXPECT_DEATH(backend->Matmul(x.tensor(), *packed, y.tensor(), {}), "CHECK failed");
   const std::vector<int32_t> ids = {4};
   Matrix out(1, 8);
-  EXPECT_DEATH(backend->EmbedRows(host, ids, out.tensor()), "CHECK failed");
+  EXPECT_DEATH(backend->EmbedRows(host, ids, 1.0f, out.tensor()), "CHECK failed");
 }
 
 }  // namespace

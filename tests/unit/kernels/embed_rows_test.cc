@@ -8,7 +8,7 @@ namespace {
 class EmbedRowsTest : public EachIsa {};
 WINNOW_FOR_EACH_ISA(EmbedRowsTest);
 
-TEST_P(EmbedRowsTest, WidensExactlyFromEveryDTypeAtOddAddresses) {
+TEST_P(EmbedRowsTest, WidensAndScalesFromEveryDTypeAtOddAddresses) {
   SCOPED_TRACE(Seed());
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (const int64_t n : {int64_t{1}, int64_t{16}, random_.Int(17, 300)}) {
@@ -16,10 +16,12 @@ TEST_P(EmbedRowsTest, WidensExactlyFromEveryDTypeAtOddAddresses) {
       std::vector<int32_t> ids = {0, 49};
       for (int i = 0; i < 20; ++i) ids.push_back(static_cast<int32_t>(random_.Int(0, 49)));
       Matrix out(22, n), expected(22, n);
-      Make(2)->EmbedRows(table.host(), ids, out.tensor());
-      EmbedRowsRef(table.host(), ids, expected.tensor());
-      EXPECT_TRUE(SameBits(out, expected)) << DTypeName(dtype) << " n " << n;
-      EXPECT_TRUE(out.GuardsIntact());
+      for (const float scale : {1.0f, 54.545456f, 0.25f}) {
+        Make(2)->EmbedRows(table.host(), ids, scale, out.tensor());
+        EmbedRowsRef(table.host(), ids, scale, expected.tensor());
+        EXPECT_TRUE(SameBits(out, expected)) << DTypeName(dtype) << " n " << n << " by " << scale;
+        EXPECT_TRUE(out.GuardsIntact());
+      }
     }
   }
 }
@@ -29,7 +31,7 @@ TEST_P(EmbedRowsTest, KnowsEveryFloat16) {
   for (size_t i = 0; i < bits.size(); ++i) bits[i] = static_cast<uint16_t>(i);
   Matrix out(1, 1 << 16, 0);
   const std::vector<int32_t> ids = {0};
-  Make(1)->EmbedRows({bits.data(), DType::kF16, 1, 1 << 16}, ids, out.tensor());
+  Make(1)->EmbedRows({bits.data(), DType::kF16, 1, 1 << 16}, ids, 1.0f, out.tensor());
   for (int64_t i = 0; i < 1 << 16; ++i) {
     const float expected = ToFloat(F16{static_cast<uint16_t>(i)});
     if (std::isnan(expected)) {

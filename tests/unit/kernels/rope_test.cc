@@ -31,6 +31,28 @@ TEST_P(RopeTest, TheTableRoundsTheAngleAndThenTheCosine) {
   EXPECT_TRUE(table.GuardsIntact());
 }
 
+// Heads of which a part rotates, and layers that rotate none: the rest of a head is neither turned nor scaled.
+TEST_P(RopeTest, PairsOfFrequencyZeroStayAsTheyAre) {
+  SCOPED_TRACE(Seed());
+  std::vector<float> inv_freq = InverseFrequencies(64);
+  std::fill(inv_freq.begin() + 20, inv_freq.end(), 0.0f);
+  const std::vector<int32_t> positions = {0, 7, 131071};
+  Matrix table(3, 64), x = Matrix::Normal(random_, 3, 2 * 64);
+  const auto backend = Make(1);
+  backend->RopeTable(positions, inv_freq, 1.5f, table.tensor());
+  const Matrix before = x;
+  backend->Rope(x.tensor(), 64, table.tensor());
+  for (int64_t i = 0; i < 3; ++i) {
+    for (int64_t c = 0; c < 2 * 64; ++c) {
+      if (c % 32 < 20) {
+        EXPECT_NE(x.row(i)[c], before.row(i)[c]) << i << ", " << c;
+      } else {
+        EXPECT_EQ(x.row(i)[c], before.row(i)[c]) << i << ", " << c;
+      }
+    }
+  }
+}
+
 TEST_P(RopeTest, EqualsTheReferenceForEveryHeadDimension) {
   SCOPED_TRACE(Seed());
   for (const int32_t d : {64, 80, 96, 128}) {
