@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <limits>
@@ -134,7 +133,7 @@ class BackendTimer final : public AttentionTimer {
                const Clock& clock)
       : layout_{config.num_kv_heads, config.head_dim, options.block_tokens, options.kv_dtype},
         width_(int64_t{config.num_heads} * config.head_dim),
-        scale_(1.0f / std::sqrt(static_cast<float>(config.head_dim))),
+        scale_(config.AttentionScale()),
         backend_(backend),
         clock_(clock) {}
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <optional>
@@ -102,10 +101,10 @@ void Decoder::Compute(const Batch& batch) {
 
   Embed(m);
 
-  // cos_sin [m][d] of each RoPE set, for all layers that rotate by it
-  for (size_t set = 0; set < ropes_.size(); ++set) {
-    backend_.RopeTable(positions_, ropes_[set].inv_freq, ropes_[set].attention_factor,
-                       FirstRows(cos_sin_[set], m));
+  // cos_sin [m][d] of each rotation, for all layers that have it
+  for (size_t i = 0; i < rotations_.size(); ++i) {
+    backend_.RopeTable(positions_, rotations_[i].inv_freq, rotations_[i].attention_factor,
+                       FirstRows(cos_sin_[i], m));
   }
 
   const int32_t last_layer = config_.num_layers() - 1;
@@ -128,17 +127,18 @@ void Decoder::Compute(const Batch& batch) {
   }
 }
 
-// hidden [m][hidden] = embedding[ids]
+// hidden [m][hidden] = embedding[ids] · scale
 void Decoder::Embed(int64_t m) {
   if (embedding_.IsPlain()) {
-    backend_.EmbedRows(embedding_.host(), ids_, 1.0f, FirstRows(hidden_, m));
+    backend_.EmbedRows(embedding_.host(), ids_, embedding_scale_, FirstRows(hidden_, m));
     return;
   }
   for (int64_t i = 0; i < m; ++i) {
     embedding_.WidenRow(ids_[i], embedded_rows_.data() + i * embedding_.cols);
   }
   const HostMatrix rows{embedded_rows_.data(), DType::kF32, m, embedding_.cols};
-  backend_.EmbedRows(rows, std::span(row_numbers_).first(m), 1.0f, FirstRows(hidden_, m));
+  backend_.EmbedRows(rows, std::span(row_numbers_).first(m), embedding_scale_,
+                     FirstRows(hidden_, m));
 }
 
 // Makes the logits of `count` rows, from the `first` on of those whose logits are wanted. The result is a view into logits_.
@@ -156,14 +156,14 @@ Tensor Decoder::ComputeLogits(int64_t first, int64_t count) {
       // logits [count][vocab] = norm(hidden) · lm_headᵀ
       backend_.NormMatmul({.x = hidden,
                            .weight = Floats(final_norm_),
-                           .eps = config_.rms_norm_eps,
+                           .eps = hidden_eps_,
                            .w = *lm_head_,
                            .normed = FirstRows(last_, count),
                            .y = logits});
       return logits;
     }
     // last [count][hidden] = norm(hidden)
-    backend_.RmsNorm(hidden, Floats(final_norm_), config_.rms_norm_eps, last_.RowRange(made, rows));
+    backend_.RmsNorm(hidden, Floats(final_norm_), hidden_eps_, last_.RowRange(made, rows));
     made += rows;
   }
   WINNOW_CHECK(made == count);
@@ -245,7 +245,7 @@ void Decoder::ProjectAndWriteKv(int32_t index) {
   // qkv [m][(H + 2*Hkv)*d] = norm(hidden) · Wᵀ + bias
   backend_.NormMatmul({.x = hidden,
                        .weight = Floats(layer.attention_norm),
-                       .eps = config_.rms_norm_eps,
+                       .eps = hidden_eps_,
                        .w = *layer.qkv,
                        .normed = normed,
                        .y = qkv,
@@ -280,16 +280,15 @@ void Decoder::PredictQueries(int32_t index) {
   const Tensor q = qkv.ColRange(0, q_width);
   backend_.NormMatmul({.x = FirstRows(hidden_, m),
                        .weight = Floats(layer.attention_norm),
-                       .eps = config_.rms_norm_eps,
+                       .eps = hidden_eps_,
                        .w = *layer.qkv,
                        .normed = normed,
                        .y = qkv,
                        .epilogue = {.bias = Floats(layer.qkv_bias)}});
-  const LayerSpec& spec = config_.layers[index];
-  if (spec.qk_norm) {
+  if (config_.layers[index].qk_norm) {
     backend_.RmsNormHeads(q, config_.head_dim, Floats(layer.q_norm), config_.rms_norm_eps);
   }
-  backend_.Rope(q, config_.head_dim, FirstRows(cos_sin_[spec.rope], m));
+  backend_.Rope(q, config_.head_dim, FirstRows(cos_sin_[RotationOf(index)], m));
   retrieval_->Predict(index, q);
 }
 
@@ -298,7 +297,7 @@ void Decoder::RotateAndWriteKv(int32_t index, const Tensor& q, const Tensor& k, 
   memory_->Unpin();
   pinned_chunks_.clear();
   void* pool = nullptr;
-  const Tensor cos_sin = FirstRows(cos_sin_[config_.layers[index].rope], q.rows);
+  const Tensor cos_sin = FirstRows(cos_sin_[RotationOf(index)], q.rows);
   const auto flush = [&] {
     if (!pinned_chunks_.empty()) {
       backend_.RopeAndWriteKv({.q = q,
@@ -332,7 +331,7 @@ void Decoder::RotateAndWriteKv(int32_t index, const Tensor& q, const Tensor& k, 
 void Decoder::Attend(int32_t index, std::span<const AttentionChunk> chunks, bool logits_only) {
   if (chunks.empty()) return;
   const Tensor q = qkv_.ColRange(0, int64_t{config_.num_heads} * config_.head_dim);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
+  const float scale = config_.AttentionScale();
   memory_->Unpin();
   pinned_chunks_.clear();
   const void* pool = nullptr;
@@ -384,7 +383,7 @@ void Decoder::AddMlp(const Layer& layer, RowRun rows) {
   // hidden += (silu(gate) * up) · Wdownᵀ + bias
   backend_.GatedMlp({.hidden = hidden,
                      .norm_weight = Floats(layer.mlp_norm),
-                     .eps = config_.rms_norm_eps,
+                     .eps = hidden_eps_,
                      .gate_up = *layer.gate_up,
                      .gate_up_bias = Floats(layer.gate_up_bias),
                      .down = *layer.down,
@@ -398,11 +397,28 @@ void Decoder::AddMlp(const Layer& layer, RowRun rows) {
 
 Decoder::Decoder(const ModelConfig& config, kernels::Backend& backend,
                  const DecoderOptions& options, const KvPlan& plan)
-    : config_(config), backend_(backend), options_(options), plan_(plan) {
-  for (int32_t set = 0; set < static_cast<int32_t>(config.ropes.size()); ++set) {
-    ropes_.push_back(ComputeRope(config, set));
+    : config_(WithServedContext(config, ContextOf(config, options))),
+      embedding_scale_(
+          static_cast<float>(config.embedding_multiplier / config.residual_multiplier)),
+      hidden_eps_(static_cast<float>(config.rms_norm_eps /
+                                     (config.residual_multiplier * config.residual_multiplier))),
+      backend_(backend),
+      options_(options),
+      plan_(plan) {
+  for (int32_t set = 0; set < static_cast<int32_t>(config_.ropes.size()); ++set) {
+    rotations_.push_back(ComputeRope(config_, set));
+  }
+  // The last one turns nothing, for layers without RoPE: kernels need not know of them.
+  if (std::any_of(config_.layers.begin(), config_.layers.end(),
+                  [](const LayerSpec& layer) { return layer.rope == LayerSpec::kNoRope; })) {
+    rotations_.push_back(ComputeRope(config_, LayerSpec::kNoRope));
   }
   options_.max_context = ContextOf(config, options);
+}
+
+int32_t Decoder::RotationOf(int32_t layer) const {
+  const int32_t set = config_.layers[layer].rope;
+  return set == LayerSpec::kNoRope ? static_cast<int32_t>(rotations_.size()) - 1 : set;
 }
 
 Decoder::~Decoder() = default;
@@ -455,11 +471,12 @@ absl::Status Decoder::CheckFinite(const HostMatrix& values, const void* tensor, 
 }
 
 absl::Status Decoder::CheckFiniteRows(const WeightMatrix& matrix) {
-  if (matrix.IsPlain()) return CheckFinite(matrix.host(), matrix.data);
+  if (matrix.IsPlain()) return CheckFinite(matrix.host(), matrix.data, matrix.first_row);
   std::vector<float> row(matrix.cols);
   for (int64_t i = 0; i < matrix.rows; ++i) {
     matrix.WidenRow(i, row.data());
-    WINNOW_RETURN_IF_ERROR(CheckFinite({row.data(), DType::kF32, 1, matrix.cols}, matrix.data, i));
+    WINNOW_RETURN_IF_ERROR(
+        CheckFinite({row.data(), DType::kF32, 1, matrix.cols}, matrix.data, matrix.first_row + i));
   }
   return absl::OkStatus();
 }
@@ -471,7 +488,7 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::PackWide(
   std::vector<HostMatrix> matrices(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) {
     WINNOW_ASSIGN_OR_RETURN(matrices[i], HostMatrixOf(parts[i], options_.compute, &copies[i]));
-    WINNOW_RETURN_IF_ERROR(CheckFinite(matrices[i], parts[i].data));
+    WINNOW_RETURN_IF_ERROR(CheckFinite(matrices[i], parts[i].data, parts[i].first_row));
   }
   return backend_.Pack(matrices, options_.compute);
 }
@@ -500,8 +517,9 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::Pack(std::span<const Weig
   return packed;
 }
 
-// One float32 vector on the device of the parts in turn; empty if the parts are absent.
-absl::StatusOr<Buffer> Decoder::Widen(std::span<const WeightMatrix> parts, const char* what) {
+// One float32 vector on the device of the parts in turn, divided by `divisor`; empty if the parts are absent.
+absl::StatusOr<Buffer> Decoder::Widen(std::span<const WeightMatrix> parts, const char* what,
+                                      float divisor) {
   std::vector<float> values;
   for (const WeightMatrix& part : parts) {
     if (part.data == nullptr) continue;
@@ -514,6 +532,7 @@ absl::StatusOr<Buffer> Decoder::Widen(std::span<const WeightMatrix> parts, const
     WINNOW_RETURN_IF_ERROR(CheckFinite(widened, part.data));
   }
   if (values.empty()) return Buffer();
+  for (float& value : values) value /= divisor;
   const size_t size_bytes = values.size() * sizeof(float);
   Buffer buffer = backend_.Allocate(size_bytes);
   if (buffer.data() == nullptr) {
@@ -559,7 +578,9 @@ absl::Status Decoder::PackWeights(const Weights& weights) {
     WINNOW_ASSIGN_OR_RETURN(to.down, Pack({{from.down}}, "the down projection"));
     WINNOW_ASSIGN_OR_RETURN(to.down_bias, Widen({{from.down_bias}}, "biases"));
   }
-  WINNOW_ASSIGN_OR_RETURN(final_norm_, Widen({{weights.final_norm}}, "a norm"));
+  // Logits are linear in the final norm's weights, so these take their divisor.
+  WINNOW_ASSIGN_OR_RETURN(final_norm_, Widen({{weights.final_norm}}, "a norm",
+                                             static_cast<float>(config_.logits_scaling)));
   WINNOW_ASSIGN_OR_RETURN(lm_head_,
                           Pack({{weights.lm_head}}, "the output embedding", /*is_output=*/true));
   return absl::OkStatus();
@@ -596,7 +617,7 @@ absl::Status Decoder::AllocatePools() {
   WINNOW_ASSIGN_OR_RETURN(hidden_, AllocateScratch(tokens, hidden, "hidden states"));
   WINNOW_ASSIGN_OR_RETURN(normed_, AllocateScratch(tokens, hidden, "normed states"));
   WINNOW_ASSIGN_OR_RETURN(qkv_, AllocateScratch(tokens, (heads + 2 * kv_heads) * d, "q, k and v"));
-  cos_sin_.resize(ropes_.size());
+  cos_sin_.resize(rotations_.size());
   for (Tensor& table : cos_sin_) {
     WINNOW_ASSIGN_OR_RETURN(table, AllocateScratch(tokens, d, "the rotation table"));
   }

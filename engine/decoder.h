@@ -159,7 +159,8 @@ class Decoder final : public Model {
       std::span<const WeightMatrix> parts);
   absl::StatusOr<std::unique_ptr<kernels::PackedMatrix>> PackStored(
       std::span<const WeightMatrix> parts, bool is_output);
-  absl::StatusOr<kernels::Buffer> Widen(std::span<const WeightMatrix> parts, const char* what);
+  absl::StatusOr<kernels::Buffer> Widen(std::span<const WeightMatrix> parts, const char* what,
+                                        float divisor = 1);
   absl::StatusOr<kernels::Tensor> AllocateScratch(int64_t rows, int64_t cols, const char* what);
 
   absl::Status DeviceStatus() const;
@@ -177,10 +178,17 @@ class Decoder final : public Model {
   void AddMlp(const Layer& layer, RowRun rows);
   kernels::Tensor ComputeLogits(int64_t first, int64_t count);
 
+  // Index into rotations_ and cos_sin_.
+  int32_t RotationOf(int32_t layer) const;
+
   const ModelConfig config_;
+  // hidden_ holds the residual stream divided by config_.residual_multiplier, so that attention and MLP add what they give as
+  // it is, whatever the form of their weights. What reads it is a norm, to which the divisor is nothing but another epsilon.
+  const float embedding_scale_, hidden_eps_;
   kernels::Backend& backend_;
   DecoderOptions options_;
-  std::vector<RopeParameters> ropes_;  // of config_.ropes
+  // Those of config_.ropes, and one that turns nothing where a layer needs it.
+  std::vector<RopeParameters> rotations_;
   const KvPlan plan_;
   size_t weight_bytes_ = 0;
   size_t scratch_bytes_ = 0;
@@ -200,9 +208,9 @@ class Decoder final : public Model {
 
   // Scratch, for up to T = max_batch_tokens rows.
   std::vector<kernels::Buffer> scratch_;
-  std::vector<kernels::Tensor> cos_sin_;  // [T][d] of each RoPE set
+  std::vector<kernels::Tensor> cos_sin_;  // [T][d] of each rotation
 
-  kernels::Tensor hidden_;     // [T][hidden] the residual stream
+  kernels::Tensor hidden_;     // [T][hidden] the residual stream, as embedding_scale_ says
   kernels::Tensor normed_;     // [T][hidden]
   kernels::Tensor qkv_;        // [T][(H + 2*Hkv)*d]
   kernels::Tensor attended_;   // [T][H*d]

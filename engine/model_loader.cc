@@ -66,6 +66,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
                                                        std::unique_ptr<kernels::Backend> backend) {
   WINNOW_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(model_path));
   WINNOW_ASSIGN_OR_RETURN(DecoderOptions decoder_options, ResolveDecoderOptions(config, options));
+  // For what is made of the model before its decoder, and for the names of stored KV.
+  config = WithServedContext(std::move(config), ContextOf(config, decoder_options));
   WINNOW_ASSIGN_OR_RETURN(Weights weights, LoadWeights(model_path, config));
   WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, LoadTokenizer(model_path));
   WINNOW_RETURN_IF_ERROR(

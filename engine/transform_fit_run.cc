@@ -42,6 +42,7 @@ class FitRun {
     options_.max_batch_logits = 1;
     // Of the model, and not of this start: one fit serves them all.
     served_context_ = std::min(config.max_position_embeddings, kServedContextMost);
+    if (config.attention_multiplier) logit_divisor_ = 1 / *config.attention_multiplier;
   }
 
   absl::Status Run(const Weights& weights, std::span<const int32_t> tokens, const Clock& clock,
@@ -83,6 +84,7 @@ class FitRun {
     options.head_dim = config_.head_dim;
     options.bits = bits;
     options.served_context = served_context_;
+    options.logit_divisor = logit_divisor_;
     const int32_t kv_heads = config_.num_kv_heads;
     std::vector<std::vector<TransformHeadFit>> fits;
     TailErrors all;
@@ -221,6 +223,7 @@ class FitRun {
     const int32_t d = config_.head_dim;
     out.tokens = capture_.window;
     out.group = config_.num_heads / config_.num_kv_heads;
+    out.logit_divisor = logit_divisor_;
     for (int32_t token = 0; token < capture_.window; ++token) {
       AddRow(kv_head, window, token, /*value=*/false, out.keys);
       AddRow(kv_head, window, token, /*value=*/true, out.values);
@@ -241,6 +244,7 @@ class FitRun {
   kernels::Backend& backend_;
   DecoderOptions options_;
   int32_t served_context_ = 0;
+  double logit_divisor_ = 0;
   std::unique_ptr<Decoder> decoder_;
   Capture capture_;
   int32_t position_ = 0;  // of the first row of the pass

@@ -136,4 +136,26 @@ std::vector<int64_t> JsonKeys::Ints(std::string_view key, int64_t min, int64_t m
   return integers;
 }
 
+std::vector<double> JsonKeys::Numbers(std::string_view key, double min, double max, size_t count) {
+  const nlohmann::json* value = Find(key);
+  if (value == nullptr) {
+    Fail(absl::StatusCode::kInvalidArgument, key, "missing");
+    return {};
+  }
+  std::vector<double> numbers;
+  bool good = value->is_array() && value->size() == count;
+  for (size_t i = 0; good && i < count; ++i) {
+    const nlohmann::json& item = (*value)[i];
+    good = item.is_number() && item.get<double>() >= min && item.get<double>() <= max;
+    if (good) numbers.push_back(item.get<double>());
+  }
+  if (!good) {
+    Fail(absl::StatusCode::kInvalidArgument, key,
+         Concat("must be a list of ", count, " numbers from ", min, " to ", max, ", is ",
+                ShortDump(*value)));
+    return {};
+  }
+  return numbers;
+}
+
 }  // namespace winnow::engine

@@ -45,6 +45,8 @@ class JsonKeys {
   std::string String(std::string_view key, std::string_view absent);
   // One integer or a list of at most `count_max`; empty if absent.
   std::vector<int64_t> Ints(std::string_view key, int64_t min, int64_t max, size_t count_max);
+  // A list of `count` numbers, which must be there; empty after an error.
+  std::vector<double> Numbers(std::string_view key, double min, double max, size_t count);
 
  private:
   const nlohmann::json& json_;

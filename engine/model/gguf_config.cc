@@ -50,12 +50,17 @@ constexpr std::string_view kKnownKeys[] = {
     "rope.scaling.yarn_beta_slow",
 };
 
+// Those of Granite's.
+constexpr std::string_view kMultiplierKeys[] = {"embedding_scale", "residual_scale", "logit_scale"};
+
 // Texts of the control tokens that end a turn, or all of a text, in the families that winnow runs.
 constexpr std::string_view kEndTokens[] = {"<|im_end|>",      "<|eot_id|>",     "<|eom_id|>",
                                            "<|end_of_text|>", "<|endoftext|>",  "<|end|>",
                                            "<end_of_turn>",   "<|end_of_turn|>"};
 
 constexpr std::string_view kRopeFactors = "rope_freqs.weight";
+constexpr std::string_view kShortFactors = "rope_factors_short.weight";
+constexpr std::string_view kLongFactors = "rope_factors_long.weight";
 
 // The file's keys, and those of its architecture without its name in front.
 class ArchitectureKeys {
@@ -123,6 +128,11 @@ void ReadShape(const ArchitectureKeys& of, const ModelFamily& family, ModelConfi
   for (const std::string_view key : {"attention.value_length", "rope.dimension_count"}) {
     const int64_t dim = keys.Int(of(key), config.head_dim, 0, 1 << 16);
     if (!keys.status().ok() || dim == config.head_dim) continue;
+    if (family.rotates_in_part && key == "rope.dimension_count" && dim >= 2 && dim % 2 == 0 &&
+        dim < config.head_dim) {
+      config.rotary_dim = static_cast<int32_t>(dim);
+      continue;
+    }
     keys.Fail(kUnimplemented, of(key),
               Concat(dim, " is not supported: it must be the head dimension, ", config.head_dim));
   }
@@ -139,14 +149,18 @@ bool IsOff(const GgufValue& value) {
   return value.Integer() == 0 || value.Float() == 0.0 || value.Bool() == false;
 }
 
-void RefuseWhatIsLacking(const ArchitectureKeys& of, const GgufContents& contents,
-                         const ModelConfig& config) {
+void RefuseWhatIsLacking(const ArchitectureKeys& of, const ModelFamily& family,
+                         const GgufContents& contents, const ModelConfig& config) {
   GgufKeys& keys = of.keys();
   for (const GgufValue& value : contents.values()) {
     if (!value.key.starts_with(of.prefix())) continue;
     const std::string_view key = value.key.substr(of.prefix().size());
     if (std::find(std::begin(kKnownKeys), std::end(kKnownKeys), key) != std::end(kKnownKeys))
       continue;
+    if (family.has_multipliers && std::find(std::begin(kMultiplierKeys), std::end(kMultiplierKeys),
+                                            key) != std::end(kMultiplierKeys)) {
+      continue;
+    }
     if (!IsOff(value)) {
       keys.Fail(kUnimplemented, value.key, "winnow does not know this key; it would have to be 0");
     }
@@ -156,9 +170,14 @@ void RefuseWhatIsLacking(const ArchitectureKeys& of, const GgufContents& content
   }
   const double scale = 1 / std::sqrt(static_cast<double>(config.head_dim));
   const double given = keys.Number(of("attention.scale"), scale, -1e9, 1e9);
-  if (given != 0 && std::abs(given - scale) > 1e-6 * scale) {
+  if (!family.has_multipliers && given != 0 && std::abs(given - scale) > 1e-6 * scale) {
     keys.Fail(kUnimplemented, of("attention.scale"),
               Concat(given, " is not supported; winnow scales by ", scale));
+  }
+  // Elsewhere the key says nothing about what is computed.
+  if (family.has_multipliers && keys.OptionalBool(of("rope.scaling.finetuned")) == false) {
+    keys.Fail(kUnimplemented, of("rope.scaling.finetuned"),
+              "false means that no layer rotates, which is not supported");
   }
   const int64_t window = keys.Int(of("attention.sliding_window"), 0, 0, INT32_MAX);
   if (window != 0 && window < config.max_position_embeddings) {
@@ -168,16 +187,49 @@ void RefuseWhatIsLacking(const ArchitectureKeys& of, const GgufContents& content
   }
 }
 
-void ReadRopeScaling(const ArchitectureKeys& of, ModelConfig& config) {
+// Granite's factors. 0 stands for none in llama.cpp's files, but for the one of the logits, which must be there.
+void ReadMultipliers(const ArchitectureKeys& of, const ModelFamily& family, ModelConfig& config) {
+  if (!family.has_multipliers) return;
+  GgufKeys& keys = of.keys();
+  const auto read = [&](std::string_view key) -> std::optional<double> {
+    const double factor = keys.Number(of(key), 0.0, 0.0, kMultiplierMax);
+    if (factor == 0) return std::nullopt;
+    return keys.Number(of(key), {}, kMultiplierMin, kMultiplierMax);
+  };
+  config.embedding_multiplier = read("embedding_scale").value_or(1.0);
+  config.residual_multiplier = read("residual_scale").value_or(1.0);
+  config.attention_multiplier = read("attention.scale");
+  config.logits_scaling = keys.Number(of("logit_scale"), {}, kMultiplierMin, kMultiplierMax);
+}
+
+void ReadRopeScaling(const ArchitectureKeys& of, const GgufContents& contents,
+                     ModelConfig& config) {
   GgufKeys& keys = of.keys();
   RopeScaling& scaling = config.ropes[0].scaling;
   // The older key means linear scaling.
   const double linear = keys.Number(of("rope.scale_linear"), 1.0, 1.0, kRopeFactorMax);
   const std::string kind = keys.String(of("rope.scaling.type"), linear != 1.0 ? "linear" : "none");
+  const double attention = keys.Number(of("rope.scaling.attn_factor"), 1.0, 1e-6, kRopeFactorMax);
+  // Writers of LongRoPE name it in the key or not at all; its tensors say it.
+  const bool is_longrope =
+      kind == "longrope" || (kind == "none" && (contents.FindTensor(kShortFactors) != nullptr ||
+                                                contents.FindTensor(kLongFactors) != nullptr));
+  if (is_longrope) {
+    scaling.kind = RopeScaling::Kind::kLongRope;
+    scaling.attention_factor = attention;
+    scaling.original_max_position_embeddings =
+        keys.Number(of("rope.scaling.original_context_length"),
+                    std::max(config.max_position_embeddings, 2), 2.0, kPositionsMax);
+    return;
+  }
+  if (kind != "yarn" && attention != 1.0) {
+    keys.Fail(kUnimplemented, of("rope.scaling.attn_factor"), "only yarn and longrope have it");
+  }
   if (kind == "none") return;
   if (kind != "linear" && kind != "yarn") {
-    keys.Fail(kUnimplemented, of("rope.scaling.type"),
-              Concat(ShortDump(kind), " is not supported; winnow has none, linear, yarn"));
+    keys.Fail(
+        kUnimplemented, of("rope.scaling.type"),
+        Concat(ShortDump(kind), " is not supported; winnow has none, linear, yarn, longrope"));
     return;
   }
   // 0 stands for no scaling in files of older writers.
@@ -187,11 +239,7 @@ void ReadRopeScaling(const ArchitectureKeys& of, ModelConfig& config) {
     keys.Fail(kInvalid, of("rope.scaling.factor"),
               Concat("must be at least 1, is ", scaling.factor));
   }
-  const double attention = keys.Number(of("rope.scaling.attn_factor"), 1.0, 1e-6, kRopeFactorMax);
   if (kind == "linear") {
-    if (attention != 1.0) {
-      keys.Fail(kUnimplemented, of("rope.scaling.attn_factor"), "only yarn scaling has it");
-    }
     scaling.kind = RopeScaling::Kind::kLinear;
     return;
   }
@@ -212,26 +260,48 @@ absl::Status TensorError(std::string_view name, const GgufTensor& tensor, std::s
                                            " at byte ", tensor.begin, ": ", what));
 }
 
+// What frequencies are divided by, one number for each pair that rotates.
+absl::StatusOr<std::vector<float>> FactorsOf(const GgufContents& contents, const GgufTensor& tensor,
+                                             std::string_view name, const ModelConfig& config) {
+  const int64_t count = config.RotaryDim() / 2;
+  if (WeightTypeOfGguf(tensor.type) != kernels::WeightType::kF32 || tensor.num_dims != 1 ||
+      tensor.dims[0] != static_cast<uint64_t>(count)) {
+    return TensorError(name, tensor, Concat("must be ", count, " values of type F32"));
+  }
+  std::vector<float> factors;
+  for (int64_t i = 0; i < count; ++i) {
+    factors.push_back(kernels::ElementAt(contents.Data(tensor).data(), DType::kF32, i));
+    if (!(factors.back() >= 1e-6 && factors.back() <= kRopeFactorMax)) {
+      return TensorError(name, tensor,
+                         Concat("value ", i, " is ", factors.back(), ", which divides nothing"));
+    }
+  }
+  return factors;
+}
+
 absl::Status ReadRopeFactors(const GgufContents& contents, std::string_view name,
                              ModelConfig& config) {
+  RopeScaling& scaling = config.ropes[0].scaling;
   const GgufTensor* tensor = contents.FindTensor(kRopeFactors);
-  if (tensor == nullptr) return absl::OkStatus();
-  const int64_t count = config.head_dim / 2;
-  if (WeightTypeOfGguf(tensor->type) != kernels::WeightType::kF32 || tensor->num_dims != 1 ||
-      tensor->dims[0] != static_cast<uint64_t>(count)) {
-    return TensorError(name, *tensor, Concat("must be ", count, " values of type F32"));
-  }
-  if (config.ropes[0].scaling.kind != RopeScaling::Kind::kNone) {
-    return TensorError(name, *tensor, "comes together with rope.scaling.type");
-  }
-  config.ropes[0].scaling.kind = RopeScaling::Kind::kFactors;
-  for (int64_t i = 0; i < count; ++i) {
-    const float factor = kernels::ElementAt(contents.Data(*tensor).data(), DType::kF32, i);
-    if (!(factor >= 1e-6 && factor <= kRopeFactorMax)) {
-      return TensorError(name, *tensor,
-                         Concat("value ", i, " is ", factor, ", which divides nothing"));
+  if (tensor != nullptr) {
+    if (scaling.kind != RopeScaling::Kind::kNone) {
+      return TensorError(name, *tensor, "comes together with rope.scaling.type");
     }
-    config.ropes[0].scaling.factors.push_back(factor);
+    scaling.kind = RopeScaling::Kind::kFactors;
+    WINNOW_ASSIGN_OR_RETURN(scaling.factors, FactorsOf(contents, *tensor, name, config));
+  }
+  for (const auto& [of_longrope, to] : {std::pair(kShortFactors, &scaling.short_factors),
+                                        std::pair(kLongFactors, &scaling.long_factors)}) {
+    tensor = contents.FindTensor(of_longrope);
+    if (tensor == nullptr) {
+      if (scaling.kind != RopeScaling::Kind::kLongRope) continue;
+      return absl::NotFoundError(
+          Concat(name, ": tensor ", ShortDump(std::string(of_longrope)), " is missing"));
+    }
+    if (scaling.kind != RopeScaling::Kind::kLongRope) {
+      return TensorError(name, *tensor, "comes together with another rope.scaling.type");
+    }
+    WINNOW_ASSIGN_OR_RETURN(*to, FactorsOf(contents, *tensor, name, config));
   }
   return absl::OkStatus();
 }
@@ -255,15 +325,18 @@ absl::Status ReadTensors(const ArchitectureKeys& of, const ModelFamily& family,
   }
   config.tie_word_embeddings = contents.FindTensor("output.weight") == nullptr;
 
-  // Layers are alike: the first shows which biases there are beside those that the family always has.
+  // Layers are alike in this: the first shows which biases there are, beside those that the family always has. Matrices
+  // that share a tensor have none.
   const auto has_bias = [&](const TensorName& of_first) {
     return contents.FindTensor(Concat("blk.0.", of_first.gguf, ".bias")) != nullptr;
   };
-  const bool qkv_bias = has_bias(family.tensors->q);
-  const bool o_bias = has_bias(family.tensors->o);
-  const bool mlp_bias = has_bias(family.tensors->gate);
+  const LayerTensorNames& names = *family.tensors;
+  const bool qkv_bias = names.q.gguf != names.k.gguf && has_bias(names.q);
+  const bool o_bias = has_bias(names.o);
+  const bool mlp_bias = names.gate.gguf != names.up.gguf && has_bias(names.gate);
   for (LayerSpec& layer : config.layers) {
-    layer.qkv_bias |= qkv_bias;
+    layer.qkv_bias =
+        qkv_bias || (layer.qkv_bias && family.attention_bias != ModelFamily::Key::kHonoured);
     layer.o_bias |= o_bias;
     layer.mlp_bias |= mlp_bias;
   }
@@ -322,9 +395,13 @@ absl::StatusOr<ModelConfig> GgufModelConfig(const GgufContents& contents, std::s
   const ArchitectureKeys of(keys, family->gguf_name);
   ReadShape(of, *family, config);
   WINNOW_RETURN_IF_ERROR(keys.status());
-  RefuseWhatIsLacking(of, contents, config);
+  RefuseWhatIsLacking(of, *family, contents, config);
+  ReadMultipliers(of, *family, config);
+  for (size_t i = 0; family->no_rope_interval != 0 && i < config.layers.size(); ++i) {
+    if ((i + 1) % family->no_rope_interval == 0) config.layers[i].rope = LayerSpec::kNoRope;
+  }
   config.ropes[0].theta = keys.Number(of("rope.freq_base"), 10000.0, kRopeThetaMin, kRopeThetaMax);
-  ReadRopeScaling(of, config);
+  ReadRopeScaling(of, contents, config);
   WINNOW_RETURN_IF_ERROR(keys.status());
   WINNOW_RETURN_IF_ERROR(ReadRopeFactors(contents, name, config));
   WINNOW_RETURN_IF_ERROR(ReadTensors(of, *family, contents, name, config));

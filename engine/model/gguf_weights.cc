@@ -28,9 +28,9 @@ std::string SupportedTypes() {
 }
 
 absl::StatusOr<WeightMatrix> CheckTensor(const GgufFile& file, const GgufTensor& tensor,
-                                         const TensorSpec& spec, bool interleaved) {
+                                         const TensorSpec& spec, const ModelConfig& config) {
   std::vector<uint64_t> expected = {static_cast<uint64_t>(spec.cols)};
-  if (spec.rows != 0) expected.push_back(static_cast<uint64_t>(spec.rows));
+  if (spec.rows != 0) expected.push_back(static_cast<uint64_t>(spec.FileRows()));
   const std::vector<uint64_t> shape(tensor.dims.begin(), tensor.dims.begin() + tensor.num_dims);
   if (shape != expected) {
     return absl::InvalidArgumentError(
@@ -47,14 +47,13 @@ absl::StatusOr<WeightMatrix> CheckTensor(const GgufFile& file, const GgufTensor&
                       .type = *type,
                       .rows = std::max<int64_t>(spec.rows, 1),
                       .cols = spec.cols,
-                      .interleaved_heads = interleaved ? spec.rotary_heads : 0};
-  if (matrix.interleaved_heads > 0 && spec.rows == 0) {
-    if (!kernels::PlainType(*type)) {
-      return absl::UnimplementedError(Concat(Place(file, tensor), "a bias of type ",
-                                             GgufTensorTypeName(tensor.type), " is not supported"));
-    }
-    std::swap(matrix.rows, matrix.cols);
+                      .first_row = spec.first_row};
+  const bool interleaved = FamilyOf(config.family).gguf_interleaves;
+  if (interleaved && spec.rotary_heads > 0 && spec.rows == 0 && !kernels::PlainType(*type)) {
+    return absl::UnimplementedError(Concat(Place(file, tensor), "a bias of type ",
+                                           GgufTensorTypeName(tensor.type), " is not supported"));
   }
+  SetHeadOrder(config, spec, interleaved, &matrix);
   return matrix;
 }
 
@@ -64,8 +63,8 @@ absl::StatusOr<Weights> LoadGgufWeights(const std::string& path, const ModelConf
   Weights weights;
   WINNOW_ASSIGN_OR_RETURN(weights.gguf, GgufFile::Open(path));
   const GgufFile& file = *weights.gguf;
-  const bool interleaved = FamilyOf(config.family).gguf_interleaves;
-  std::set<std::string_view> known = {"rope_freqs.weight"};  // read by GgufModelConfig
+  std::set<std::string_view> known = {"rope_freqs.weight", "rope_factors_short.weight",
+                                      "rope_factors_long.weight"};  // read by GgufModelConfig
   const std::vector<TensorSpec> specs = ModelTensors(config, &weights);
   for (const TensorSpec& spec : specs) {
     const GgufTensor* tensor = file.contents().FindTensor(spec.gguf_name);
@@ -73,7 +72,7 @@ absl::StatusOr<Weights> LoadGgufWeights(const std::string& path, const ModelConf
       return absl::NotFoundError(
           Concat(path, ": tensor ", ShortDump(spec.gguf_name), " is missing"));
     }
-    WINNOW_ASSIGN_OR_RETURN(*spec.matrix, CheckTensor(file, *tensor, spec, interleaved));
+    WINNOW_ASSIGN_OR_RETURN(*spec.matrix, CheckTensor(file, *tensor, spec, config));
     known.insert(tensor->name);
   }
   for (const GgufTensor& tensor : file.contents().tensors()) {

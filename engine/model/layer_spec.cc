@@ -11,7 +11,6 @@ namespace {
 // The property that is not computed; "" if all are.
 std::string UnsupportedProperty(const LayerSpec& layer) {
   if (layer.window != 0) return Concat("a sliding window of ", layer.window, " tokens");
-  if (layer.rope == LayerSpec::kNoRope) return "attention without rotary embedding";
   if (layer.norms != LayerSpec::Norms::kBefore) return "norms after attention and MLP";
   if (layer.mlp != LayerSpec::Mlp::kGatedSilu) return "an MLP of experts";
   return "";
@@ -24,6 +23,7 @@ absl::Status CheckLayers(std::span<const LayerSpec> layers, int32_t num_ropes) {
     if (const std::string property = UnsupportedProperty(layers[i]); !property.empty()) {
       return absl::UnimplementedError(Concat("layer ", i, ": ", property, " is not supported"));
     }
+    if (layers[i].rope == LayerSpec::kNoRope) continue;
     if (layers[i].rope < 0 || layers[i].rope >= num_ropes) {
       return absl::InvalidArgumentError(Concat("layer ", i, ": there is no RoPE set ",
                                                layers[i].rope, "; the model has ", num_ropes));

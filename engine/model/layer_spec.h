@@ -26,7 +26,7 @@ struct LayerSpec {
   static constexpr int32_t kNoRope = -1;
 
   int32_t window = 0;  // tokens that attention sees, the query's own included; 0: all before it
-  int32_t rope = 0;    // set of ModelConfig::ropes, or kNoRope
+  int32_t rope = 0;    // set of ModelConfig::ropes, or kNoRope: Q and K are not rotated
   Norms norms = Norms::kBefore;
   Mlp mlp = Mlp::kGatedSilu;
   bool qk_norm = false;  // each head of Q and K is normed before it is rotated

@@ -71,7 +71,7 @@ void ReadShape(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
   config.num_heads = keys.Int("num_attention_heads", {}, 1, kHeadsMax);
   config.vocab_size = keys.Int("vocab_size", {}, 1, kVocabMax);
   config.max_position_embeddings = keys.Int("max_position_embeddings", {}, 1, kPositionsMax);
-  config.rms_norm_eps = keys.Number("rms_norm_eps", 1e-6, 0.0, 1.0);
+  config.rms_norm_eps = keys.Number("rms_norm_eps", family.rms_norm_eps_absent, 0.0, 1.0);
   if (!keys.status().ok()) return;
 
   // An absent key has the family's default; a null means as many as query heads, in every family.
@@ -118,9 +118,11 @@ std::string FamiliesWithMlpBias() {
 
 void ReadBiases(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
   using Key = ModelFamily::Key;
-  const bool attention_bias = keys.Bool("attention_bias", false);
+  const bool qkv_bias = keys.Bool("attention_bias", family.layer.qkv_bias);
+  const bool o_bias =
+      family.has_attention_out_bias ? keys.Bool("attention_out_bias", false) : qkv_bias;
   const bool mlp_bias = keys.Bool("mlp_bias", false);
-  if (attention_bias && family.attention_bias == Key::kRefused) {
+  if (qkv_bias && family.attention_bias == Key::kRefused) {
     keys.Fail(kUnimplemented, "attention_bias", Concat(family.name, " models have none"));
   }
   if (mlp_bias && family.mlp_bias == Key::kRefused) {
@@ -128,7 +130,10 @@ void ReadBiases(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) 
               Concat("only ", FamiliesWithMlpBias(), " models have biases in the MLP"));
   }
   for (LayerSpec& layer : config.layers) {
-    if (family.attention_bias == Key::kHonoured) layer.qkv_bias = layer.o_bias = attention_bias;
+    if (family.attention_bias == Key::kHonoured) {
+      layer.qkv_bias = qkv_bias;
+      layer.o_bias = o_bias;
+    }
     if (family.mlp_bias == Key::kHonoured) layer.mlp_bias = mlp_bias;
   }
 }
@@ -152,9 +157,12 @@ void RefuseSlidingWindow(JsonKeys& keys, const ModelFamily& family, const ModelC
     if (!keys.Bool("use_sliding_window", false)) return;
     if (keys.Int("max_window_layers", 28, 0, INT32_MAX) >= config.num_layers()) return;
   }
+  if (family.window == WindowKeys::kBySwitch && !keys.Bool("use_sliding_window", false)) return;
 
   const bool absent = keys.Find("sliding_window") == nullptr && !keys.IsNull("sliding_window");
-  if (absent && family.window == WindowKeys::kWhereGiven) return;
+  if (absent &&
+      (family.window == WindowKeys::kWhereGiven || family.window == WindowKeys::kBySwitch))
+    return;
   if (keys.IsNull("sliding_window")) return;
   const int64_t window = keys.Int("sliding_window", 4096, 1, INT32_MAX);
   if (!keys.status().ok() || window >= config.max_position_embeddings) return;
@@ -175,11 +183,37 @@ void RefuseWhatIsLacking(JsonKeys& keys, const ModelFamily& family, const ModelC
     keys.Fail(kUnimplemented, "dual_chunk_attention_config",
               "dual chunk attention is not supported; remove the key to attend exactly");
   }
-  if (keys.Number("partial_rotary_factor", 1.0, 0.0, 1.0) != 1.0) {
-    keys.Fail(kUnimplemented, "partial_rotary_factor",
-              "only 1 is supported: heads are rotated whole");
-  }
   RefuseSlidingWindow(keys, family, config);
+}
+
+// Which layers do not rotate: those with a 0 in no_rope_layers, else each last one of no_rope_layer_interval.
+void ReadLayersWithoutRope(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
+  if (family.no_rope_interval == 0) return;
+  const int64_t interval =
+      keys.Int("no_rope_layer_interval", family.no_rope_interval, 1, INT32_MAX);
+  const bool listed = keys.Find("no_rope_layers") != nullptr;
+  const std::vector<int64_t> rotates = keys.Ints("no_rope_layers", 0, 1, kLayersMax);
+  if (!keys.status().ok()) return;
+  if (listed && rotates.size() < config.layers.size()) {
+    keys.Fail(kInvalid, "no_rope_layers",
+              Concat("has ", rotates.size(), " values for ", config.layers.size(), " layers"));
+    return;
+  }
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    const bool has_rope = listed ? rotates[i] != 0 : (static_cast<int64_t>(i) + 1) % interval != 0;
+    if (!has_rope) config.layers[i].rope = LayerSpec::kNoRope;
+  }
+}
+
+void ReadMultipliers(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
+  if (!family.has_multipliers) return;
+  const auto read = [&](std::string_view key) {
+    return keys.Number(key, 1.0, kMultiplierMin, kMultiplierMax);
+  };
+  config.embedding_multiplier = read("embedding_multiplier");
+  config.residual_multiplier = read("residual_multiplier");
+  config.logits_scaling = read("logits_scaling");
+  config.attention_multiplier = read("attention_multiplier");  // absent, it is 1 in the reference
 }
 
 void ReadDType(JsonKeys& keys, ModelConfig& config) {
@@ -209,12 +243,52 @@ constexpr std::array<std::string_view, 16> kRopeKeys = {
     "high_freq_factor", "mscale",
     "mscale_all_dim",   "truncate"};
 
-void ReadRopeScaling(JsonKeys& keys, double original_positions, ModelConfig& config) {
-  RopeScaling& scaling = config.ropes[0].scaling;
-  const std::string kind = keys.String("rope_type", keys.String("type", "default"));
-  if (keys.Number("partial_rotary_factor", 1.0, 0.0, 1.0) != 1.0) {
+// The part of each head that rotates. `absent`: the share where the key is not there.
+double ReadPartialRotary(JsonKeys& keys, const ModelFamily& family, double absent,
+                         ModelConfig& config) {
+  const double share = keys.Number("partial_rotary_factor", absent, 0.0, 1.0);
+  if (!keys.status().ok() || share == 1.0) {
+    config.rotary_dim = 0;
+    return share;
+  }
+  if (!family.rotates_in_part) {
     keys.Fail(kUnimplemented, "partial_rotary_factor",
               "only 1 is supported: heads are rotated whole");
+    return 1.0;
+  }
+  config.rotary_dim =
+      static_cast<int32_t>(config.head_dim * share);  // cut off, as in the reference
+  if (config.rotary_dim < 2 || config.rotary_dim % 2 != 0) {
+    keys.Fail(kInvalid, "partial_rotary_factor",
+              Concat(share, " of ", config.head_dim, " is ", config.rotary_dim,
+                     ", which is not a positive number of pairs"));
+  }
+  return share;
+}
+
+void ReadLongRope(JsonKeys& keys, const ModelConfig& config, RopeScaling& scaling) {
+  scaling.kind = RopeScaling::Kind::kLongRope;
+  scaling.attention_factor = keys.OptionalNumber("attention_factor", 1e-6, kRopeFactorMax);
+  for (const auto& [key, to] : {std::pair("short_factor", &scaling.short_factors),
+                                std::pair("long_factor", &scaling.long_factors)}) {
+    const std::vector<double> factors =
+        keys.Numbers(key, 1e-6, kRopeFactorMax, static_cast<size_t>(config.RotaryDim() / 2));
+    to->assign(factors.begin(), factors.end());
+  }
+}
+
+void ReadRopeScaling(JsonKeys& keys, const ModelFamily& family, double original_positions,
+                     ModelConfig& config) {
+  RopeScaling& scaling = config.ropes[0].scaling;
+  std::string kind = keys.String("rope_type", keys.String("type", "default"));
+  if (family.has_only_longrope) {
+    if (kind == "su" || kind == "yarn") kind = "longrope";
+    if (kind != "default" && kind != "longrope") {
+      keys.Fail(kUnimplemented, keys.Find("rope_type") != nullptr ? "rope_type" : "type",
+                Concat(ShortDump(kind), " is not supported; ", family.name,
+                       " models have default and longrope"));
+      return;
+    }
   }
   constexpr double kFactorMax = kRopeFactorMax;
   if (kind == "default") {
@@ -240,30 +314,41 @@ void ReadRopeScaling(JsonKeys& keys, double original_positions, ModelConfig& con
     scaling.beta_fast = keys.Number("beta_fast", 32.0, 0.0, kFactorMax);
     scaling.beta_slow = keys.Number("beta_slow", 1.0, 0.0, kFactorMax);
     scaling.truncate = keys.Bool("truncate", true);
+  } else if (kind == "longrope") {
+    ReadLongRope(keys, config, scaling);
   } else {
-    keys.Fail(
-        kUnimplemented, keys.Find("rope_type") != nullptr ? "rope_type" : "type",
-        Concat(ShortDump(kind), " is not supported; winnow has default, linear, llama3, yarn"));
+    keys.Fail(kUnimplemented, keys.Find("rope_type") != nullptr ? "rope_type" : "type",
+              Concat(ShortDump(kind),
+                     " is not supported; winnow has default, linear, llama3, yarn, longrope"));
   }
-  if (scaling.kind != RopeScaling::Kind::kLlama3 && scaling.kind != RopeScaling::Kind::kYarn)
+  if (scaling.kind == RopeScaling::Kind::kNone || scaling.kind == RopeScaling::Kind::kLinear)
     return;
   scaling.original_max_position_embeddings =
       original_positions != 0 ? original_positions
                               : keys.Number("original_max_position_embeddings",
                                             config.max_position_embeddings, 1.0, kPositionsMax);
-  if (scaling.kind == RopeScaling::Kind::kYarn && keys.status().ok()) {
-    // A null factor means the ratio of the lengths.
+  if (scaling.kind == RopeScaling::Kind::kLongRope && keys.status().ok() &&
+      scaling.original_max_position_embeddings < 2) {
+    keys.Fail(kInvalid, "original_max_position_embeddings", "must be at least 2 for longrope");
+  }
+  if (scaling.kind != RopeScaling::Kind::kLlama3 && keys.status().ok()) {
+    // A null factor means the ratio of the lengths. LongRoPE's only decides attention_factor, and may be below 1.
+    const bool is_yarn = scaling.kind == RopeScaling::Kind::kYarn;
     scaling.factor = keys.Number(
-        "factor", config.max_position_embeddings / scaling.original_max_position_embeddings, 1.0,
-        kFactorMax);
+        "factor", config.max_position_embeddings / scaling.original_max_position_embeddings,
+        is_yarn ? 1.0 : 1e-6, is_yarn ? kFactorMax : kPositionsMax);
   }
 }
 
-void ReadRope(JsonKeys& keys, const Json& json, std::string_view name, ModelConfig& config) {
-  config.ropes[0].theta = keys.Number("rope_theta", 10000.0, kRopeThetaMin, kRopeThetaMax);
+void ReadRope(JsonKeys& keys, const Json& json, const ModelFamily& family, std::string_view name,
+              ModelConfig& config) {
+  config.ropes[0].theta =
+      keys.Number("rope_theta", family.rope_theta_absent, kRopeThetaMin, kRopeThetaMax);
+  const double rotary_share = ReadPartialRotary(keys, family, 1.0, config);
   // transformers 5 moved the length to the top for some models and prefers it there.
   const double original_positions =
-      keys.OptionalNumber("original_max_position_embeddings", 1.0, kPositionsMax).value_or(0);
+      keys.OptionalNumber("original_max_position_embeddings", 1.0, kPositionsMax)
+          .value_or(static_cast<double>(family.original_positions_absent));
   // Both may be there in a file made for both versions: the older key wins in the reference.
   const auto given = [&keys](std::string_view key) {
     const Json* object = keys.Find(key);
@@ -283,7 +368,8 @@ void ReadRope(JsonKeys& keys, const Json& json, std::string_view name, ModelConf
   }
   config.ropes[0].theta =
       rope_keys.Number("rope_theta", config.ropes[0].theta, kRopeThetaMin, kRopeThetaMax);
-  ReadRopeScaling(rope_keys, original_positions, config);
+  ReadPartialRotary(rope_keys, family, rotary_share, config);
+  if (rope_keys.status().ok()) ReadRopeScaling(rope_keys, family, original_positions, config);
   if (!rope_keys.status().ok()) keys.Adopt(rope_keys.status());
 }
 
@@ -313,7 +399,7 @@ std::string FirstGgufFile(const std::string& directory) {
 // Keys of these families' files that do not change what a forward pass computes: of training, of
 // generation, of the classes that transformers loads, and what its older versions wrote of every
 // model. pretraining_tp only cuts products into parts.
-constexpr std::array<std::string_view, 80> kHarmlessKeys = {
+constexpr std::array<std::string_view, 81> kHarmlessKeys = {
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_commit_hash",
@@ -368,6 +454,7 @@ constexpr std::array<std::string_view, 80> kHarmlessKeys = {
     "remove_invalid_values",
     "repetition_penalty",
     "resid_pdrop",
+    "residual_dropout",
     "return_dict",
     "return_dict_in_generate",
     "rope_parameters",
@@ -402,17 +489,21 @@ struct ChangingKey {
   std::string_view key;
   std::optional<double> neutral;
 };
-constexpr std::array<ChangingKey, 33> kChangingKeys = {{
+constexpr std::array<ChangingKey, 37> kChangingKeys = {{
     {"alibi", {}},
     {"attention_chunk_size", {}},
     {"attention_multiplier", {}},
+    {"attention_out_bias", {}},
     {"attn_logit_softcapping", {}},
     {"block_configs", {}},
     {"clip_qkv", {}},
     {"dim_model_base", {}},
     {"embedding_multiplier", 1.0},
     {"final_logit_softcapping", {}},
+    {"full_attn_mod", 1.0},
+    {"interpolate_factor", 1.0},
     {"kv_lora_rank", {}},
+    {"lm_head_bias", {}},
     {"logit_scale", 1.0},
     {"logits_scaling", 1.0},
     {"moe_intermediate_size", {}},
@@ -489,8 +580,10 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
   // Types are mixed then, as in a GGUF file, and products of blocks need a type that every value fits.
   if (config.weight_scheme.has_value()) config.dtype = kernels::DType::kBF16;
   RefuseWhatIsLacking(keys, *family, config);
-  ReadRope(keys, json, config_name, config);
-  config.tie_word_embeddings = keys.Bool("tie_word_embeddings", false);
+  ReadLayersWithoutRope(keys, *family, config);
+  ReadMultipliers(keys, *family, config);
+  ReadRope(keys, json, *family, config_name, config);
+  config.tie_word_embeddings = keys.Bool("tie_word_embeddings", family->tied_absent);
   ReadTokens(keys, config);
   SortOutUnreadKeys(keys, json, config);
   WINNOW_RETURN_IF_ERROR(keys.status());
@@ -530,8 +623,24 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_path) {
                           generation_path);
 }
 
+ModelConfig WithServedContext(ModelConfig config, int32_t context) {
+  for (RopeSet& rope : config.ropes) {
+    if (rope.scaling.kind == RopeScaling::Kind::kLongRope && rope.scaling.served_context == 0) {
+      rope.scaling.served_context = context;
+    }
+  }
+  return config;
+}
+
 RopeParameters ComputeRope(const ModelConfig& config, int32_t set) {
-  return ComputeRope(config.head_dim, config.ropes[set].theta, config.ropes[set].scaling);
+  RopeParameters rope;
+  if (set != LayerSpec::kNoRope) {
+    RopeScaling scaling = config.ropes[set].scaling;
+    if (scaling.served_context == 0) scaling.served_context = config.max_position_embeddings;
+    rope = ComputeRope(config.RotaryDim(), config.ropes[set].theta, scaling);
+  }
+  rope.inv_freq.resize(config.head_dim / 2, 0.0f);
+  return rope;
 }
 
 }  // namespace winnow::engine

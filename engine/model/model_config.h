@@ -14,9 +14,13 @@
 //   - Qwen: "use_sliding_window" is false (the default), or max_window_layers >= num_hidden_layers;
 //   - "layer_types", if there, says "full_attention" for every layer.
 // An absent "sliding_window" means 4096 for Mistral, as in transformers.
+//
+// LongRoPE has factors for short and for long contexts. A server uses one of them for all sequences, by the longest context
+// that it serves (WithServedContext).
 #ifndef WINNOW_ENGINE_MODEL_MODEL_CONFIG_H_
 #define WINNOW_ENGINE_MODEL_MODEL_CONFIG_H_
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -38,7 +42,7 @@ struct RopeSet {
 };
 
 struct ModelConfig {
-  enum class Family { kLlama, kMistral, kQwen2, kQwen3 };
+  enum class Family { kLlama, kMistral, kQwen2, kQwen3, kSmolLM3, kSeedOss, kGranite, kPhi3 };
   Family family = Family::kLlama;
   std::string architecture;  // "LlamaForCausalLM"
   int32_t hidden_size = 0;
@@ -46,11 +50,16 @@ struct ModelConfig {
   int32_t num_heads = 0;     // H
   int32_t num_kv_heads = 0;  // Hkv, divides H
   int32_t head_dim = 0;      // d: 64, 80, 96 or 128; H*d need not be hidden_size
+  int32_t rotary_dim = 0;    // values of a head that rotate, the first ones, even; 0: all
   int32_t vocab_size = 0;
   int32_t max_position_embeddings = 0;
   float rms_norm_eps = 0;
   std::vector<RopeSet> ropes = std::vector<RopeSet>(1);
   std::vector<LayerSpec> layers;
+  // Granite's factors. The embedding is multiplied, and so is what attention and MLP add to the residual stream; logits are
+  // divided.
+  double embedding_multiplier = 1, residual_multiplier = 1, logits_scaling = 1;
+  std::optional<double> attention_multiplier = {};  // of attention's logits; absent: 1/√d
   bool tie_word_embeddings = false;
   // How quantised matrices lie in the files of a directory, where there are any.
   std::optional<WeightScheme> weight_scheme = {};
@@ -62,6 +71,12 @@ struct ModelConfig {
   std::vector<std::string> unknown_keys;
 
   int32_t num_layers() const { return static_cast<int32_t>(layers.size()); }
+  int32_t RotaryDim() const { return rotary_dim != 0 ? rotary_dim : head_dim; }
+  // Factor on the product of a query and a key.
+  float AttentionScale() const {
+    return attention_multiplier ? static_cast<float>(*attention_multiplier)
+                                : 1.0f / std::sqrt(static_cast<float>(head_dim));
+  }
 };
 
 // `model_path` is a directory: reads DIR/config.json and, if it is there, DIR/generation_config.json. Or it is a GGUF
@@ -79,7 +94,11 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
                                              std::string_view generation_json,
                                              std::string_view generation_name);
 
-// The parameters of config.ropes[set].
+// `config` for a server whose longest context is `context`: chooses between LongRoPE's factors where that is still open.
+ModelConfig WithServedContext(ModelConfig config, int32_t context);
+
+// The parameters of config.ropes[set], [head_dim/2]. Pairs that do not rotate have the frequency 0: those beyond
+// RotaryDim(), and all of LayerSpec::kNoRope. Where LongRoPE's factors are not chosen yet: those of the model's longest context.
 RopeParameters ComputeRope(const ModelConfig& config, int32_t set = 0);
 
 }  // namespace winnow::engine

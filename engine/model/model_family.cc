@@ -24,7 +24,21 @@ constexpr LayerTensorNames kLlamaTensors = {
     .down = {"mlp.down_proj", "ffn_down"},
 };
 
-constexpr std::array<ModelFamily, 4> kFamilies = {{
+// Seed-OSS's GGUF files call the MLP's norm by the place that it has in other families.
+constexpr LayerTensorNames kSeedOssTensors = [] {
+  LayerTensorNames names = kLlamaTensors;
+  names.mlp_norm.gguf = "post_attention_norm";
+  return names;
+}();
+
+constexpr LayerTensorNames kPhi3Tensors = [] {
+  LayerTensorNames names = kLlamaTensors;
+  names.q = names.k = names.v = {"self_attn.qkv_proj", "attn_qkv"};
+  names.gate = names.up = {"mlp.gate_up_proj", "ffn_up"};
+  return names;
+}();
+
+constexpr std::array<ModelFamily, 8> kFamilies = {{
     {.family = ModelConfig::Family::kLlama,
      .name = "Llama",
      .architecture = "LlamaForCausalLM",
@@ -62,6 +76,50 @@ constexpr std::array<ModelFamily, 4> kFamilies = {{
      .window = WindowKeys::kSwitched,
      .layer = {.qk_norm = true},
      .tensors = &kLlamaTensors},
+    {.family = ModelConfig::Family::kSmolLM3,
+     .name = "SmolLM3",
+     .architecture = "SmolLM3ForCausalLM",
+     .model_type = "smollm3",
+     .gguf_name = "smollm3",
+     .gguf_interleaves = true,
+     .kv_heads_absent = 4,
+     .rope_theta_absent = 2000000.0,
+     .tied_absent = true,
+     .mlp_bias = Key::kHonoured,
+     .window = WindowKeys::kBySwitch,
+     .no_rope_interval = 4,
+     .tensors = &kLlamaTensors},
+    {.family = ModelConfig::Family::kSeedOss,
+     .name = "Seed-OSS",
+     .architecture = "SeedOssForCausalLM",
+     .model_type = "seed_oss",
+     .gguf_name = "seed_oss",
+     .kv_heads_absent = 8,
+     .head_dim_absent = 128,
+     .has_attention_out_bias = true,
+     .mlp_bias = Key::kHonoured,
+     .layer = {.qkv_bias = true},
+     .tensors = &kSeedOssTensors},
+    {.family = ModelConfig::Family::kGranite,
+     .name = "Granite",
+     .architecture = "GraniteForCausalLM",
+     .model_type = "granite",
+     .gguf_name = "granite",
+     .gguf_interleaves = true,
+     .mlp_bias = Key::kHonoured,
+     .has_multipliers = true,
+     .tensors = &kLlamaTensors},
+    {.family = ModelConfig::Family::kPhi3,
+     .name = "Phi-3",
+     .architecture = "Phi3ForCausalLM",
+     .model_type = "phi3",
+     .gguf_name = "phi3",
+     .rms_norm_eps_absent = 1e-5,
+     .original_positions_absent = 4096,
+     .attention_bias = Key::kRefused,
+     .rotates_in_part = true,
+     .has_only_longrope = true,
+     .tensors = &kPhi3Tensors},
 }};
 
 }  // namespace

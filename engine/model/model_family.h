@@ -14,7 +14,7 @@
 namespace winnow::engine {
 
 // A tensor without its prefix and suffix: "self_attn.q_proj" of "model.layers.0.self_attn.q_proj.weight", and "attn_q" of
-// "blk.0.attn_q.weight".
+// "blk.0.attn_q.weight". Matrices of the same name lie one behind the other in one tensor.
 struct TensorName {
   std::string_view safetensors, gguf;
 };
@@ -35,6 +35,7 @@ struct ModelFamily {
     kWhereGiven,  // sliding_window; absent: none
     kDefaultOn,   // sliding_window; absent: 4096
     kSwitched,    // use_sliding_window and max_window_layers first; then as kDefaultOn
+    kBySwitch,    // use_sliding_window first; then as kWhereGiven
   };
 
   ModelConfig::Family family;
@@ -46,9 +47,22 @@ struct ModelFamily {
   bool gguf_interleaves = false;
   int64_t kv_heads_absent = 0;  // 0: as many as query heads
   int64_t head_dim_absent = 0;  // 0: hidden_size / num_attention_heads
+  double rms_norm_eps_absent = 1e-6;
+  double rope_theta_absent = 10000.0;
+  bool tied_absent = false;  // tie_word_embeddings
+  // Length that the model was first trained at, for LongRoPE. 0: max_position_embeddings.
+  int64_t original_positions_absent = 0;
   Key attention_bias = Key::kHonoured;
+  bool has_attention_out_bias = false;  // the bias of O has this key of its own
   Key mlp_bias = Key::kRefused;
   WindowKeys window = WindowKeys::kWhereGiven;
+  // Every so many layers the last one does not rotate, where no_rope_layers and no_rope_layer_interval do not say otherwise.
+  // GGUF files have no key for it. 0: all layers rotate, and the keys are refused.
+  int32_t no_rope_interval = 0;
+  bool has_multipliers = false;  // Granite's (ModelConfig), else refused
+  bool rotates_in_part = false;  // partial_rotary_factor may be below 1
+  bool has_only_longrope =
+      false;             // of all kinds of RoPE scaling; older files call it "su" and "yarn"
   LayerSpec layer = {};  // before any key is read
   const LayerTensorNames* tensors = nullptr;
 };

@@ -64,6 +64,8 @@ std::string_view RopeType(RopeScaling::Kind kind) {
       return "yarn";
     case RopeScaling::Kind::kFactors:
       return "factors";
+    case RopeScaling::Kind::kLongRope:
+      return "longrope";
   }
   return "";
 }
@@ -134,6 +136,21 @@ void AddUnlikeLayers(const ModelConfig& config, Sha256* digest) {
   }
 }
 
+// Adds Granite's factors, as far as KV depends on them, and which of LongRoPE's are used. Other models add nothing, and keep
+// their names.
+void AddFactors(const ModelConfig& config, Sha256* digest) {
+  if (config.embedding_multiplier != 1 || config.residual_multiplier != 1 ||
+      config.attention_multiplier.has_value()) {
+    digest->Add(fmt::format("embedding {:.17g} residual {:.17g} attention {:.9g}\n",
+                            config.embedding_multiplier, config.residual_multiplier,
+                            config.AttentionScale()));
+  }
+  const RopeScaling& scaling = config.ropes[0].scaling;
+  if (scaling.kind == RopeScaling::Kind::kLongRope) {
+    digest->Add(fmt::format("longrope {}\n", scaling.UsesLongFactors() ? "long" : "short"));
+  }
+}
+
 absl::StatusOr<std::string> ModelDigest(const ModelConfig& config,
                                         const std::vector<Tensor>& tensors) {
   Sha256 digest;
@@ -143,6 +160,7 @@ absl::StatusOr<std::string> ModelDigest(const ModelConfig& config,
       config.num_layers(), config.num_heads, config.num_kv_heads, config.head_dim,
       config.ropes[0].theta, RopeType(config.ropes[0].scaling.kind),
       config.ropes[0].scaling.factor));
+  AddFactors(config, &digest);
   for (const Tensor& tensor : tensors) AddTensor(tensor, kBytesPerTensor, &digest);
   return digest.Hex();
 }
@@ -175,6 +193,7 @@ absl::StatusOr<std::string> KvDigest(const ModelConfig& config,
   digest.Add(rope.inv_freq.data(), rope.inv_freq.size() * sizeof(float));
   digest.Add(&rope.attention_factor, sizeof rope.attention_factor);
   AddUnlikeLayers(config, &digest);
+  AddFactors(config, &digest);
   for (const absl::StatusOr<std::string>& of_tensor : digests) {
     WINNOW_RETURN_IF_ERROR(of_tensor.status());
     digest.Add(*of_tensor);

@@ -13,6 +13,7 @@ inline constexpr int64_t kHiddenMax = 1 << 17, kIntermediateMax = 1 << 20, kLaye
                          kHeadsMax = 1024, kVocabMax = 1 << 22, kPositionsMax = 1 << 28;
 inline constexpr size_t kEosTokensMax = 64;
 inline constexpr double kRopeThetaMin = 1.0 + 1e-6, kRopeThetaMax = 1e15, kRopeFactorMax = 1e6;
+inline constexpr double kMultiplierMin = 1e-4, kMultiplierMax = 1e4;  // Granite's
 inline constexpr std::array<int64_t, 4> kHeadDims = {64, 80, 96, 128};
 
 }  // namespace winnow::engine

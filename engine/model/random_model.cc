@@ -372,7 +372,7 @@ absl::StatusOr<RandomModelReport> WriteRandomModel(const RandomModelOptions& opt
   WINNOW_ASSIGN_OR_RETURN(ModelConfig config,
                           ParseModelConfig(config_json, options.config_path, "", ""));
   const DType dtype = options.dtype.value_or(config.dtype);
-  const std::vector<TensorSpec> tensors = ModelTensors(config, nullptr);
+  const std::vector<TensorSpec> tensors = FileTensors(config);
   WINNOW_ASSIGN_OR_RETURN(std::vector<Shard> shards,
                           CutIntoShards(tensors, dtype, options.shard_bytes));
   RandomModelReport report;

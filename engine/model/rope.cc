@@ -10,11 +10,11 @@ namespace winnow::engine {
 namespace {
 
 // theta^(2j/d), j < d/2, in float32. The power is taken in double and rounded once.
-std::vector<float> PositionFrequencies(int32_t head_dim, double theta) {
+std::vector<float> PositionFrequencies(int32_t rotary_dim, double theta) {
   const float base = static_cast<float>(theta);
-  std::vector<float> frequencies(head_dim / 2);
-  for (int32_t j = 0; j < head_dim / 2; ++j) {
-    const float exponent = static_cast<float>(2 * j) / static_cast<float>(head_dim);
+  std::vector<float> frequencies(rotary_dim / 2);
+  for (int32_t j = 0; j < rotary_dim / 2; ++j) {
+    const float exponent = static_cast<float>(2 * j) / static_cast<float>(rotary_dim);
     frequencies[j] =
         static_cast<float>(std::pow(static_cast<double>(base), static_cast<double>(exponent)));
   }
@@ -52,25 +52,33 @@ double YarnAttentionFactor(const RopeScaling& scaling) {
   return YarnMagnitude(scaling.factor, 1.0);
 }
 
+double LongRopeAttentionFactor(const RopeScaling& scaling) {
+  if (scaling.attention_factor) return *scaling.attention_factor;
+  if (scaling.factor <= 1) return 1;
+  return std::sqrt(1 +
+                   std::log(scaling.factor) / std::log(scaling.original_max_position_embeddings));
+}
+
 // The (fractional) pair of dimensions that turns `rotations` times over the original length.
-double YarnCorrectionDim(double rotations, int32_t head_dim, double theta, double original_length) {
-  return head_dim * std::log(original_length / (rotations * 2 * std::numbers::pi)) /
+double YarnCorrectionDim(double rotations, int32_t rotary_dim, double theta,
+                         double original_length) {
+  return rotary_dim * std::log(original_length / (rotations * 2 * std::numbers::pi)) /
          (2 * std::log(theta));
 }
 
-std::vector<float> YarnFrequencies(const std::vector<float>& frequencies, int32_t head_dim,
+std::vector<float> YarnFrequencies(const std::vector<float>& frequencies, int32_t rotary_dim,
                                    double theta, const RopeScaling& scaling) {
   const double beta_fast = scaling.beta_fast != 0 ? scaling.beta_fast : 32;
   const double beta_slow = scaling.beta_slow != 0 ? scaling.beta_slow : 1;
   const double original_length = scaling.original_max_position_embeddings;
-  double low = YarnCorrectionDim(beta_fast, head_dim, theta, original_length);
-  double high = YarnCorrectionDim(beta_slow, head_dim, theta, original_length);
+  double low = YarnCorrectionDim(beta_fast, rotary_dim, theta, original_length);
+  double high = YarnCorrectionDim(beta_slow, rotary_dim, theta, original_length);
   if (scaling.truncate) {
     low = std::floor(low);
     high = std::ceil(high);
   }
   low = std::max(low, 0.0);
-  high = std::min(high, head_dim - 1.0);
+  high = std::min(high, rotary_dim - 1.0);
   if (low == high) high += 0.001;  // no division by zero
 
   const float factor = static_cast<float>(scaling.factor);
@@ -88,15 +96,18 @@ std::vector<float> YarnFrequencies(const std::vector<float>& frequencies, int32_
 
 }  // namespace
 
-RopeParameters ComputeRope(int32_t head_dim, double theta, const RopeScaling& scaling) {
-  WINNOW_CHECK(head_dim > 0 && head_dim % 2 == 0);
+RopeParameters ComputeRope(int32_t rotary_dim, double theta, const RopeScaling& scaling) {
+  WINNOW_CHECK(rotary_dim > 0 && rotary_dim % 2 == 0);
   WINNOW_CHECK(theta > 1);
-  const std::vector<float> frequencies = PositionFrequencies(head_dim, theta);
+  const std::vector<float> frequencies = PositionFrequencies(rotary_dim, theta);
   RopeParameters rope;
   if (scaling.kind == RopeScaling::Kind::kYarn) {
-    rope.inv_freq = YarnFrequencies(frequencies, head_dim, theta, scaling);
+    rope.inv_freq = YarnFrequencies(frequencies, rotary_dim, theta, scaling);
     rope.attention_factor = static_cast<float>(YarnAttentionFactor(scaling));
     return rope;
+  }
+  if (scaling.kind == RopeScaling::Kind::kLongRope) {
+    rope.attention_factor = static_cast<float>(LongRopeAttentionFactor(scaling));
   }
   for (size_t j = 0; j < frequencies.size(); ++j) {
     const float inv_freq = 1.0f / frequencies[j];
@@ -110,6 +121,13 @@ RopeParameters ComputeRope(int32_t head_dim, double theta, const RopeScaling& sc
       case RopeScaling::Kind::kLlama3:
         rope.inv_freq.push_back(Llama3Frequency(inv_freq, scaling));
         break;
+      case RopeScaling::Kind::kLongRope: {
+        const std::vector<float>& factors =
+            scaling.UsesLongFactors() ? scaling.long_factors : scaling.short_factors;
+        WINNOW_CHECK(factors.size() == frequencies.size());
+        rope.inv_freq.push_back(1.0f / (factors[j] * frequencies[j]));
+        break;
+      }
       case RopeScaling::Kind::kFactors:
         WINNOW_CHECK(scaling.factors.size() == frequencies.size());
         rope.inv_freq.push_back(inv_freq / scaling.factors[j]);

@@ -10,34 +10,44 @@
 namespace winnow::engine {
 
 struct RopeScaling {
-  enum class Kind { kNone, kLinear, kLlama3, kYarn, kFactors };
+  enum class Kind { kNone, kLinear, kLlama3, kYarn, kFactors, kLongRope };
   Kind kind = Kind::kNone;
   double factor = 1.0;
   // llama3
   double low_freq_factor = 1.0, high_freq_factor = 4.0;
-  // llama3 and yarn: length the model was first trained at
+  // llama3, yarn and longrope: length the model was first trained at
   double original_max_position_embeddings = 0;
-  // yarn
+  // yarn; longrope has attention_factor, too
   double beta_fast = 32, beta_slow = 1;
   std::optional<double> attention_factor = {}, mscale = {}, mscale_all_dim = {};
   bool truncate = true;
-  // factors: what each frequency is divided by, [head_dim/2]. GGUF files have the outcome of llama3 so.
+  // factors: what each frequency is divided by, [rotary_dim/2]. GGUF files have the outcome of llama3 so.
   std::vector<float> factors = {};
+  // longrope: the same for contexts up to original_max_position_embeddings, and for longer ones.
+  std::vector<float> short_factors = {}, long_factors = {};
+  // longrope: the longest context that is served, which decides between them; 0: not known yet (WithServedContext). The
+  // reference decides by the length of each sequence, but keys that were rotated one way cannot be read with the other.
+  int32_t served_context = 0;
+
+  bool UsesLongFactors() const {
+    return kind == Kind::kLongRope && served_context > original_max_position_embeddings;
+  }
 
   bool operator==(const RopeScaling&) const = default;
 };
 
-// inv_freq [head_dim/2] and the factor on cos and sin, as transformers computes them (float32).
+// inv_freq [rotary_dim/2] and the factor on cos and sin, as transformers computes them (float32).
 struct RopeParameters {
   std::vector<float> inv_freq;
   float attention_factor = 1.0f;
 };
 
-// REQUIRES: head_dim even and positive, theta > 1, scaling as LoadModelConfig lets it pass.
+// `rotary_dim`: values of a head that rotate. REQUIRES: it is even and positive, theta > 1, scaling as LoadModelConfig lets it
+// pass.
 // Every step is rounded to float32 where the reference rounds. Its vectorised pow may differ from
 // ours in the last bit (of 4,000 random scalings 0.9 % of the frequencies did): a few units of the
 // last place after the reciprocal and the interpolations, nothing at the shapes of public models.
-RopeParameters ComputeRope(int32_t head_dim, double theta, const RopeScaling& scaling);
+RopeParameters ComputeRope(int32_t rotary_dim, double theta, const RopeScaling& scaling);
 
 }  // namespace winnow::engine
 

@@ -48,22 +48,45 @@ void CopyRow(const WeightMatrix& from, int64_t row, DType dtype, float* values, 
 
 HostMatrix WeightMatrix::host() const {
   WINNOW_CHECK(IsPlain());
-  return {data, *kernels::PlainType(type), rows, cols};
+  const auto* const begin = static_cast<const std::byte*>(data);
+  return {begin + first_row * kernels::WeightRowBytes(type, cols), *kernels::PlainType(type), rows,
+          cols};
+}
+
+int64_t WeightMatrix::FileRow(int64_t row) const {
+  WINNOW_CHECK(row >= 0 && row < rows);
+  if (head_order == HeadOrder::kRotated) return first_row + row;
+  const int64_t d = rows / heads, in_head = row % d;
+  const int64_t half = in_head / (d / 2), j = in_head % (d / 2);  // row j of a half
+  int64_t there = 2 * j + half;
+  if (head_order == HeadOrder::kRotaryFirst) {
+    const int64_t pairs = rotary_dim / 2;
+    there = j < pairs ? half * pairs + j : rotary_dim + half * (d / 2 - pairs) + j - pairs;
+  }
+  return first_row + row - in_head + there;
 }
 
 const std::byte* WeightMatrix::RowInFile(int64_t row) const {
-  WINNOW_CHECK(row >= 0 && row < rows && source == nullptr);
-  if (interleaved_heads > 0) {
-    const int64_t d = rows / interleaved_heads, in_head = row % d;
-    const int64_t there = in_head < d / 2 ? 2 * in_head : 2 * (in_head - d / 2) + 1;
-    row += there - in_head;
-  }
-  return static_cast<const std::byte*>(data) + row * kernels::WeightRowBytes(type, cols);
+  WINNOW_CHECK(source == nullptr);
+  return static_cast<const std::byte*>(data) + FileRow(row) * kernels::WeightRowBytes(type, cols);
 }
 
 void WeightMatrix::WidenRow(int64_t row, float* out) const {
   if (source == nullptr) return kernels::DequantizeRow(type, RowInFile(row), cols, out);
-  source->WriteValues(row, out);
+  source->WriteValues(FileRow(row), out);
+}
+
+void SetHeadOrder(const ModelConfig& config, const TensorSpec& spec, bool interleaved,
+                  WeightMatrix* matrix) {
+  using HeadOrder = WeightMatrix::HeadOrder;
+  const bool in_part = config.RotaryDim() < config.head_dim;
+  if (spec.rotary_heads == 0 || (!interleaved && !in_part)) return;
+  matrix->head_order = interleaved ? HeadOrder::kInterleaved : HeadOrder::kRotaryFirst;
+  matrix->heads = spec.rotary_heads;
+  matrix->rotary_dim = config.RotaryDim();
+  if (spec.rows != 0) return;
+  WINNOW_CHECK(kernels::PlainType(matrix->type).has_value());
+  std::swap(matrix->rows, matrix->cols);
 }
 
 absl::StatusOr<HostMatrix> HostMatrixOf(const WeightMatrix& from, DType dtype,

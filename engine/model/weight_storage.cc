@@ -212,7 +212,7 @@ absl::StatusOr<StoredParts> StoredPartsOf(WeightStorage storage,
           matrix.WidenRow(row, values.data());
           kernels::QuantizeRow(part.type, values.data(), matrix.cols, to);
         } else {
-          matrix.source->WriteBlocks(row, to);
+          matrix.source->WriteBlocks(matrix.FileRow(row), to);
         }
       }
     });

@@ -3,10 +3,12 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
@@ -146,7 +148,7 @@ std::string ShapeText(const auto& shape) { return Concat("[", absl::StrJoin(shap
 absl::StatusOr<WeightMatrix> CheckTensor(const SafetensorsFile& file, const SafetensorsEntry& entry,
                                          const TensorSpec& spec) {
   std::vector<uint64_t> expected;
-  if (spec.rows != 0) expected.push_back(spec.rows);
+  if (spec.rows != 0) expected.push_back(spec.FileRows());
   expected.push_back(spec.cols);
   if (!std::equal(expected.begin(), expected.end(), entry.shape.begin(), entry.shape.end())) {
     return absl::InvalidArgumentError(Concat(TensorPlace(file, entry), "shape ",
@@ -173,14 +175,14 @@ absl::StatusOr<bool> TakeQuantized(const WeightScheme& scheme, const TensorSpec&
   const void* values = nullptr;
   if (const auto* integers = std::get_if<IntegerScheme>(&scheme)) {
     WINNOW_ASSIGN_OR_RETURN(
-        auto matrix, TakeGroupedIntegers(*integers, base, found, spec.rows, spec.cols, take));
+        auto matrix, TakeGroupedIntegers(*integers, base, found, spec.FileRows(), spec.cols, take));
     if (matrix == nullptr) return false;
     values = matrix->integers;
     source = std::move(matrix);
   } else {
     if (!found.has_value() || found->entry.dtype != kFloat8) return false;
     WINNOW_ASSIGN_OR_RETURN(source, Float8Matrix::Take(std::get<Float8Scheme>(scheme), base, *found,
-                                                       spec.rows, spec.cols, take));
+                                                       spec.FileRows(), spec.cols, take));
     values = found->data();
   }
   *spec.matrix = {.data = values,
@@ -205,6 +207,13 @@ bool IsEmptyBias(const FileTensor& tensor, const ModelConfig& config) {
   return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
 }
 
+// Makes `matrix`, of a whole tensor, the part of it that `spec` asks for.
+void SetPart(const ModelConfig& config, const TensorSpec& spec, WeightMatrix* matrix) {
+  if (spec.rows != 0) matrix->rows = spec.rows;
+  matrix->first_row = spec.first_row;
+  SetHeadOrder(config, spec, /*interleaved=*/false, matrix);
+}
+
 // The tensors of one layer.
 class LayerTensors {
  public:
@@ -220,6 +229,23 @@ class LayerTensors {
               WeightMatrix* matrix, WeightMatrix* bias, int32_t rotary_heads = 0) {
     Add(name, ".weight", rows, cols, TensorSpec::Role::kMatrix, rotary_heads, matrix);
     if (has_bias) Add(name, ".bias", 0, rows, TensorSpec::Role::kBias, rotary_heads, bias);
+  }
+  // Matrices [.rows][cols] that share a tensor.
+  struct Part {
+    int64_t rows = 0;
+    WeightMatrix* matrix = nullptr;
+    int32_t rotary_heads = 0;
+  };
+  void Shared(const TensorName& name, int64_t cols, std::initializer_list<Part> parts) {
+    int64_t tensor_rows = 0, first_row = 0;
+    for (const Part& part : parts) tensor_rows += part.rows;
+    for (const Part& part : parts) {
+      Add(name, ".weight", part.rows, cols, TensorSpec::Role::kMatrix, part.rotary_heads,
+          part.matrix);
+      specs_->back().tensor_rows = tensor_rows;
+      specs_->back().first_row = first_row;
+      first_row += part.rows;
+    }
   }
 
  private:
@@ -261,20 +287,34 @@ std::vector<TensorSpec> ModelTensors(const ModelConfig& config, Weights* weights
     LayerWeights& to_layer = to.layers[i];
     LayerTensors tensors(i, &specs);
     tensors.Norm(names.attention_norm, hidden, &to_layer.attention_norm);
-    tensors.Linear(names.q, q_rows, hidden, spec.qkv_bias, &to_layer.q, &to_layer.q_bias,
-                   config.num_heads);
-    tensors.Linear(names.k, kv_rows, hidden, spec.qkv_bias, &to_layer.k, &to_layer.k_bias,
-                   config.num_kv_heads);
-    tensors.Linear(names.v, kv_rows, hidden, spec.qkv_bias, &to_layer.v, &to_layer.v_bias);
+    if (names.q.safetensors == names.k.safetensors) {
+      tensors.Shared(names.q, hidden,
+                     {{.rows = q_rows, .matrix = &to_layer.q, .rotary_heads = config.num_heads},
+                      {.rows = kv_rows, .matrix = &to_layer.k, .rotary_heads = config.num_kv_heads},
+                      {.rows = kv_rows, .matrix = &to_layer.v}});
+    } else {
+      tensors.Linear(names.q, q_rows, hidden, spec.qkv_bias, &to_layer.q, &to_layer.q_bias,
+                     config.num_heads);
+      tensors.Linear(names.k, kv_rows, hidden, spec.qkv_bias, &to_layer.k, &to_layer.k_bias,
+                     config.num_kv_heads);
+      tensors.Linear(names.v, kv_rows, hidden, spec.qkv_bias, &to_layer.v, &to_layer.v_bias);
+    }
     if (spec.qk_norm) {
       tensors.Norm(names.q_norm, d, &to_layer.q_norm);
       tensors.Norm(names.k_norm, d, &to_layer.k_norm);
     }
     tensors.Linear(names.o, hidden, q_rows, spec.o_bias, &to_layer.o, &to_layer.o_bias);
     tensors.Norm(names.mlp_norm, hidden, &to_layer.mlp_norm);
-    tensors.Linear(names.gate, intermediate, hidden, spec.mlp_bias, &to_layer.gate,
-                   &to_layer.gate_bias);
-    tensors.Linear(names.up, intermediate, hidden, spec.mlp_bias, &to_layer.up, &to_layer.up_bias);
+    if (names.gate.safetensors == names.up.safetensors) {
+      tensors.Shared(names.gate, hidden,
+                     {{.rows = intermediate, .matrix = &to_layer.gate},
+                      {.rows = intermediate, .matrix = &to_layer.up}});
+    } else {
+      tensors.Linear(names.gate, intermediate, hidden, spec.mlp_bias, &to_layer.gate,
+                     &to_layer.gate_bias);
+      tensors.Linear(names.up, intermediate, hidden, spec.mlp_bias, &to_layer.up,
+                     &to_layer.up_bias);
+    }
     tensors.Linear(names.down, hidden, intermediate, spec.mlp_bias, &to_layer.down,
                    &to_layer.down_bias);
   }
@@ -295,6 +335,19 @@ std::vector<TensorSpec> ModelTensors(const ModelConfig& config, Weights* weights
     for (TensorSpec& spec : specs) spec.matrix = nullptr;
   }
   return specs;
+}
+
+std::vector<TensorSpec> FileTensors(const ModelConfig& config) {
+  std::vector<TensorSpec> tensors;
+  for (TensorSpec& spec : ModelTensors(config, nullptr)) {
+    if (spec.first_row != 0) continue;  // the tensor came with its first matrix
+    if (spec.tensor_rows != 0) {
+      spec.rows = std::exchange(spec.tensor_rows, 0);
+      spec.rotary_heads = 0;  // of a part
+    }
+    tensors.push_back(std::move(spec));
+  }
+  return tensors;
 }
 
 void Weights::ReleasePages() const {
@@ -341,13 +394,23 @@ absl::StatusOr<Weights> LoadWeights(const std::string& model_path, const ModelCo
     return tensor;
   };
   std::vector<TensorSpec> specs = ModelTensors(config, &weights);
+  WeightMatrix shared;  // the tensor of several matrices that was taken last
   for (const TensorSpec& spec : specs) {
+    if (spec.first_row != 0) {
+      *spec.matrix = shared;
+      SetPart(config, spec, spec.matrix);
+      continue;
+    }
     const std::optional<FileTensor> found = take(spec.name);
     // Rows of the embedding are looked up one by one, where the file has them.
     if (config.weight_scheme.has_value() && spec.rows != 0 && spec.matrix != &weights.embedding) {
       WINNOW_ASSIGN_OR_RETURN(const bool taken, TakeQuantized(*config.weight_scheme, spec, found,
                                                               take, &weights.sources));
-      if (taken) continue;
+      if (taken) {
+        shared = *spec.matrix;
+        SetPart(config, spec, spec.matrix);
+        continue;
+      }
     }
     if (!found.has_value()) {
       return absl::NotFoundError(
@@ -355,6 +418,8 @@ absl::StatusOr<Weights> LoadWeights(const std::string& model_path, const ModelCo
                  ShortDump(spec.name), " is missing"));
     }
     WINNOW_ASSIGN_OR_RETURN(*spec.matrix, CheckTensor(*found->file, found->entry, spec));
+    shared = *spec.matrix;
+    SetPart(config, spec, spec.matrix);
   }
   absl::erase_if(tensors, [&](const auto& tensor) { return IsEmptyBias(tensor.second, config); });
   if (!tensors.empty()) {

@@ -26,19 +26,34 @@ struct WeightMatrix {
   kernels::WeightType type = kernels::WeightType::kF32;
   int64_t rows = 0;
   int64_t cols = 0;
-  // GGUF's "llama" has the rows of each head of Q and K so that those which rotate together are neighbours: row 2j of
-  // a head is row j here, and row 2j + 1 is row j + d/2. The number of such heads; 0: rows are in order.
-  int32_t interleaved_heads = 0;
+  // Where a matrix shares its tensor with others, one behind the other: the tensor's row that is its first. `data` is the
+  // tensor's begin.
+  int64_t first_row = 0;
+  // Order in which the file has the rows of each head of Q and K. winnow rotates row j of a head together with row j + d/2.
+  enum class HeadOrder : uint8_t {
+    kRotated,      // in that order
+    kInterleaved,  // GGUF's "llama": row 2j is row j here, and row 2j + 1 is row j + d/2
+    // Of `rotary_dim` rows that rotate, row j and row j + rotary_dim/2 together; those that do not are behind them. Here
+    // they are the middle of either half.
+    kRotaryFirst,
+  };
+  HeadOrder head_order = HeadOrder::kRotated;
+  int32_t heads = 0;       // unless kRotated
+  int32_t rotary_dim = 0;  // of kRotaryFirst
   // A matrix in several tensors of a safetensors file. `type` is then its blocks', and `data` the tensor of its values. Else
   // null.
   const BlockSource* source = nullptr;
 
   // Whether a backend can take it where it lies: plain values, rows in order.
-  bool IsPlain() const { return kernels::PlainType(type).has_value() && interleaved_heads == 0; }
+  bool IsPlain() const {
+    return kernels::PlainType(type).has_value() && head_order == HeadOrder::kRotated;
+  }
   // The same matrix for a backend. REQUIRES: IsPlain().
   kernels::HostMatrix host() const;
   // Row `row` of those that winnow counts, as float32: out [cols].
   void WidenRow(int64_t row, float* out) const;
+  // The tensor's row that it is.
+  int64_t FileRow(int64_t row) const;
   // Where that row lies in the file: WeightRowBytes(type, cols) bytes. REQUIRES: no source.
   const std::byte* RowInFile(int64_t row) const;
 };
@@ -112,11 +127,23 @@ struct TensorSpec {
   Role role = Role::kMatrix;
   int32_t rotary_heads = 0;        // of Q and K: how many heads the rows are of
   WeightMatrix* matrix = nullptr;  // where in `weights` it belongs; null without weights
+  // Matrices that share a tensor, which their names say: the tensor's rows, and which of them is this one's first. 0: its
+  // tensor is its own.
+  int64_t tensor_rows = 0, first_row = 0;
+
+  int64_t FileRows() const { return tensor_rows != 0 ? tensor_rows : rows; }
 };
 
 // All of them, in the order of the forward pass. With `weights` (whose layers are resized), says
 // where each belongs.
 std::vector<TensorSpec> ModelTensors(const ModelConfig& config, Weights* weights);
+// As files have them: matrices that share a tensor are one. Without places.
+std::vector<TensorSpec> FileTensors(const ModelConfig& config);
+
+// Gives `matrix`, which a file has as `spec` says, the order of its rows. `interleaved`: the file has HeadOrder::kInterleaved.
+// A bias becomes a matrix of one column. REQUIRES: then, a plain type.
+void SetHeadOrder(const ModelConfig& config, const TensorSpec& spec, bool interleaved,
+                  WeightMatrix* matrix);
 
 }  // namespace winnow::engine
 

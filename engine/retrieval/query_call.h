@@ -3,7 +3,6 @@
 #ifndef WINNOW_ENGINE_RETRIEVAL_QUERY_CALL_H_
 #define WINNOW_ENGINE_RETRIEVAL_QUERY_CALL_H_
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -24,7 +23,7 @@ struct RetrievalShape {
         num_heads(config.num_heads),
         kv_heads(kv.kv_heads),
         head_dim(config.head_dim),
-        scale(1.0f / std::sqrt(static_cast<float>(config.head_dim))),
+        scale(config.AttentionScale()),
         layout(kv) {}
 
   int32_t group() const { return num_heads / kv_heads; }  // query heads of a KV head

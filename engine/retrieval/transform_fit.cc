@@ -372,10 +372,12 @@ absl::StatusOr<TransformHeadFit> FitTransformHead(const TransformSample& sample,
     fit.distortion.push_back(transform->variance[i] * kErrors[width]);
   }
   fit.residual = FitResidual(*transform, head, fit.distortion, options.bits);
-  // delta = 1/2 sum of (Bᵀq)_i² D_i / d nats, in base 2.
+  // delta = 1/2 sum of (Bᵀq)_i² D_i / divisor nats, in base 2.
+  const double divisor =
+      options.logit_divisor == 0 ? d : options.logit_divisor * options.logit_divisor;
   for (int32_t i = 0; i < d; ++i) {
-    const double root =
-        std::sqrt(0.5 * fit.distortion[i] / d * static_cast<double>(kernels::kTransformLog2E));
+    const double root = std::sqrt(0.5 * fit.distortion[i] / divisor *
+                                  static_cast<double>(kernels::kTransformLog2E));
     for (int32_t c = 0; c < d; ++c) {
       fit.delta_weight.push_back(static_cast<float>(transform->b[c * size + i] * root));
     }
@@ -406,7 +408,9 @@ class TailMeter {
       : window_(window),
         fit_(fit),
         d_(static_cast<int32_t>(fit.head.mean.size())),
-        n_(4 * fit.head.quads) {
+        n_(4 * fit.head.quads),
+        logit_divisor_(window.logit_divisor == 0 ? std::sqrt(static_cast<double>(d_))
+                                                 : window.logit_divisor) {
     kernels::TransformCodeWeights weights{d_, 0, {fit.head}};
     for (int32_t t = 0; t < window.tokens; ++t) {
       indexes_.push_back(
@@ -475,7 +479,7 @@ class TailMeter {
     for (int32_t t = 0; t < visible; ++t) {
       double dot = 0;
       for (int32_t c = 0; c < d_; ++c) dot += double{q[c]} * window_.keys[size_t{1} * t * d_ + c];
-      logits[t] = dot / std::sqrt(static_cast<double>(d_));
+      logits[t] = dot / logit_divisor_;
     }
     return logits;
   }
@@ -495,7 +499,7 @@ class TailMeter {
     for (int32_t t = kSink; t < mid_last; ++t) {
       double dot = centre;
       for (int32_t i = 0; i < n_; ++i) dot += coef[i] * indexes_[t][i];
-      logits.push_back(dot / std::sqrt(static_cast<double>(d_)));
+      logits.push_back(dot / logit_divisor_);
     }
     return logits;
   }
@@ -562,6 +566,7 @@ class TailMeter {
   const TransformWindow& window_;
   const TransformHeadFit& fit_;
   const int32_t d_, n_;
+  const double logit_divisor_;
   std::vector<std::vector<uint8_t>> indexes_;
   std::vector<int32_t> cells_;
 };

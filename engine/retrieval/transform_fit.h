@@ -27,11 +27,12 @@ struct TransformSample {
 struct TransformFitOptions {
   int32_t head_dim = 0;
   int32_t bits = 128;
-  std::vector<float> inv_freq;  // of RoPE, [d / 2]
+  std::vector<float> inv_freq;  // of RoPE, [d / 2]; 0: the pair does not turn
   int32_t served_context = 0;   // positions are spread up to it
-  int32_t copies = 4;           // of the sample, each with positions of its own; 0: positions stay
-  int32_t first_key = 16;       // the first position of a key
-  int32_t first_query = 1024;   // and of a query: the first that selects at all
+  double logit_divisor = 0;  // of the product of a query and a key, in attention's logits; 0: √d
+  int32_t copies = 4;        // of the sample, each with positions of its own; 0: positions stay
+  int32_t first_key = 16;    // the first position of a key
+  int32_t first_query = 1024;  // and of a query: the first that selects at all
   uint64_t seed = 0;
 };
 
@@ -59,6 +60,7 @@ struct TransformWindow {
   std::vector<float> queries;            // [queries][group][d]
   std::vector<int32_t> query_positions;  // [queries]
   int32_t group = 0;
+  double logit_divisor = 0;  // as in TransformFitOptions
 };
 // Mean relative errors of the output at a budget of 2 %, over queries and heads of the group.
 struct TailErrors {

@@ -25,6 +25,8 @@ LENGTHS = (2, 70, 380)
 GREEDY_TOKENS = 16
 GREEDY_MARGIN = 1e-2  # the best logit's lead over the second at each greedy step
 LOGIT_CHANGE_MIN = 2e-2  # what leaving an option out must change; the tests' tolerance is 1e-3
+# Families whose default lies beyond this vocabulary, or is none.
+PADDING = {family: {"pad_token_id": 0} for family in ("smollm3", "seed_oss", "granite", "phi3")}
 
 
 @dataclass
@@ -38,6 +40,7 @@ class Case:
     keys: str = "5"  # as which major version of transformers writes config.json
     shard_bytes: int | None = None
     drop: tuple = ()  # keys to leave out of config.json: the reader must know the default
+    max_context: int | None = None  # that winnow serves; for LongRoPE, whose factors it decides
 
 
 def shape(hidden, heads, kv_heads, head_dim=None, intermediate=40, **more):
@@ -51,6 +54,11 @@ def shape(hidden, heads, kv_heads, head_dim=None, intermediate=40, **more):
     if head_dim is not None:
         config["head_dim"] = head_dim
     return config
+
+
+def longrope(pairs):
+    return dict(rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=128,
+                short_factor=[1.0 + 0.02 * j for j in range(pairs)], long_factor=[1.1 + 0.3 * j for j in range(pairs)])
 
 
 def yarn(**more):
@@ -100,6 +108,35 @@ CASES = [
     Case("qwen3_bias", "Qwen3 with attention_bias (q, k, v and o), QK norm, head_dim 64, linear scaling, untied, float16",
          "qwen3", "float16", shape(64, 4, 2, 64, intermediate=32, attention_bias=True),
          rope=dict(rope_type="linear", rope_theta=1000000.0, factor=2.0)),
+    Case("smollm3", "SmolLM3: every fourth layer without RoPE by the family's default, tied by default, transformers 4 keys",
+         "smollm3", config=shape(64, 4, 2, 64, intermediate=32, num_hidden_layers=5),
+         rope=dict(rope_type="default", rope_theta=2000000.0), keys="4",
+         drop=("no_rope_layers", "no_rope_layer_interval", "rope_theta", "tie_word_embeddings")),
+    Case("smollm3_listed", "SmolLM3: no_rope_layers names the layers, attention_bias, mlp_bias, yarn, untied",
+         "smollm3", config=shape(64, 2, 1, 64, intermediate=32, num_hidden_layers=3, no_rope_layers=[0, 1, 1],
+                                 attention_bias=True, mlp_bias=True, tie_word_embeddings=False), rope=yarn()),
+    Case("seed_oss", "Seed-OSS: QKV bias and head_dim 128 by the family's defaults, no bias of o",
+         "seed_oss", config=shape(64, 2, 1, 128, intermediate=32), rope=dict(rope_type="default", rope_theta=10000000.0),
+         drop=("head_dim", "attention_bias", "attention_out_bias", "mlp_bias", "tie_word_embeddings")),
+    Case("seed_oss_out_bias", "Seed-OSS: attention_out_bias and mlp_bias without attention_bias, float16",
+         "seed_oss", "float16", shape(64, 2, 1, 64, intermediate=32, attention_bias=False, attention_out_bias=True,
+                                      mlp_bias=True)),
+    Case("granite", "Granite: all four multipliers, tied embeddings, transformers 4 keys",
+         "granite", config=shape(128, 2, 1, intermediate=32, rms_norm_eps=1e-5, tie_word_embeddings=True,
+                                 embedding_multiplier=3.0, attention_multiplier=0.3, residual_multiplier=0.4,
+                                 logits_scaling=2.0),
+         rope=dict(rope_type="default", rope_theta=10000000.0), keys="4"),
+    Case("granite_defaults", "Granite: attention_multiplier is 1 where it is absent; biases",
+         "granite", config=shape(128, 2, 1, intermediate=32, attention_bias=True, mlp_bias=True),
+         drop=("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")),
+    Case("phi3", "Phi-3: fused qkv_proj and gate_up_proj, head_dim 96, a sliding window that cannot bite",
+         "phi3", config=shape(192, 2, 1, intermediate=32, sliding_window=MAX_POSITIONS), drop=("rms_norm_eps",)),
+    Case("phi3_longrope", "Phi-4-mini: three quarters of a head rotate, longrope's long factors, tied, transformers 4 keys",
+         "phi3", config=shape(128, 2, 1, intermediate=32, original_max_position_embeddings=128, tie_word_embeddings=True),
+         rope=dict(partial_rotary_factor=0.75, **longrope(24)), keys="4-type", max_context=MAX_POSITIONS),
+    Case("phi3_longrope_short", "the same served up to the original length: the short factors, transformers 5 keys",
+         "phi3", config=shape(128, 2, 1, intermediate=32, original_max_position_embeddings=128),
+         rope=dict(partial_rotary_factor=0.75, **longrope(24)), max_context=128),
 ]
 
 
@@ -119,7 +156,7 @@ def randomise(model, seed):
             elif "lm_head" in name:
                 normal(tensor, 2.0 * tensor.shape[1] ** -0.5)
             else:
-                gain = 1.4 if ("q_proj" in name or "k_proj" in name) else 1.0
+                gain = 1.4 if any(kind in name for kind in ("q_proj", "k_proj", "qkv_proj")) else 1.0
                 normal(tensor, gain * tensor.shape[1] ** -0.5)
 
 
@@ -127,6 +164,9 @@ def older_keys(config, style):
     """config.json as transformers 4 wrote it."""
     rope = config.pop("rope_parameters")
     config["rope_theta"] = rope.pop("rope_theta")
+    if config["model_type"] == "phi3":
+        config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        config["original_max_position_embeddings"] = rope.pop("original_max_position_embeddings")
     kind = rope.pop("rope_type")
     if kind == "default":
         config["rope_scaling"] = None
@@ -145,8 +185,8 @@ def older_keys(config, style):
 def write_model(case, seed, folder):
     rope = dict(case.rope or dict(rope_type="default", rope_theta=10000.0))
     config = AutoConfig.for_model(
-        case.family, vocab_size=VOCAB, num_hidden_layers=2, max_position_embeddings=MAX_POSITIONS, rope_parameters=rope,
-        bos_token_id=1, eos_token_id=2, **case.config)
+        case.family, vocab_size=VOCAB, max_position_embeddings=MAX_POSITIONS, rope_parameters=rope, bos_token_id=1,
+        eos_token_id=2, **{"num_hidden_layers": 2, **PADDING.get(case.family, {}), **case.config})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     randomise(model, seed)
     model = model.to(getattr(torch, case.dtype))
@@ -162,8 +202,14 @@ def write_model(case, seed, folder):
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def load(folder):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+def load(folder, max_context=None):
+    """The model in float32. LongRoPE's factors are those of contexts up to max_context, for short sequences, too."""
+    config = AutoConfig.from_pretrained(folder)
+    rope = config.rope_parameters
+    if max_context is not None and max_context > rope["original_max_position_embeddings"]:
+        rope["short_factor"] = rope["long_factor"]
+    return AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32,
+                                                attn_implementation="eager").eval()
 
 
 @torch.no_grad()
@@ -200,14 +246,27 @@ def knockouts(model):
         def plain():
             inv_freq, _ = rotary.compute_default_rope_parameters(model.config)
             rotary.inv_freq.copy_(inv_freq)
+            rotary.original_inv_freq, rotary.long_inv_freq = inv_freq, inv_freq
         yield "rope frequencies", plain
+    layers = model.model.layers
+    if any(not getattr(layer.self_attn, "use_rope", True) for layer in layers):
+        yield "layers without rope", lambda: [setattr(layer.self_attn, "use_rope", 1) for layer in layers]
+    if model.config.model_type == "granite":
+        half = 0.5  # of what it is
+        for name, owners, attribute in (
+                ("embedding_multiplier", [model.model], "embedding_multiplier"),
+                ("residual_multiplier", layers, "residual_multiplier"),
+                ("attention_multiplier", [layer.self_attn for layer in layers], "scaling"),
+                ("logits_scaling", [model.config], "logits_scaling")):
+            yield name, lambda owners=owners, attribute=attribute: [
+                setattr(owner, attribute, half * getattr(owner, attribute)) for owner in owners]
     if rotary.attention_scaling != 1.0:
         yield "rope attention factor", lambda: setattr(rotary, "attention_scaling", 1.0)
 
 
-def prove_sensitivity(folder, ids, expected):
-    for name in [name for name, _ in knockouts(load(folder))]:
-        model = load(folder)
+def prove_sensitivity(folder, max_context, ids, expected):
+    for name in [name for name, _ in knockouts(load(folder, max_context))]:
+        model = load(folder, max_context)
         with torch.no_grad():
             dict(knockouts(model))[name]()
         change = (logits_of(model, ids)[-1] - torch.tensor(expected)).abs().max().item()
@@ -221,15 +280,17 @@ def make_case(case, seed):
     if folder.exists():
         shutil.rmtree(folder)
     write_model(case, seed, folder)
-    model = load(folder)
+    model = load(folder, case.max_context)
     generator = torch.Generator().manual_seed(seed + 1)
     sequences = []
     for length in LENGTHS:
+        if case.max_context is not None:
+            length = min(length, case.max_context - GREEDY_TOKENS)
         sequence = None
         while sequence is None:
             sequence = run_sequence(model, torch.randint(0, VOCAB, (length,), generator=generator).tolist())
         sequences.append(sequence)
-    prove_sensitivity(folder, sequences[-1]["input_ids"], sequences[-1]["last_logits"])
+    prove_sensitivity(folder, case.max_context, sequences[-1]["input_ids"], sequences[-1]["last_logits"])
     rotary = model.model.rotary_emb
     golden = {
         "name": case.name,
@@ -237,6 +298,8 @@ def make_case(case, seed):
         "rope": {"inv_freq": rotary.inv_freq.tolist(), "attention_factor": rotary.attention_scaling},
         "sequences": sequences,
     }
+    if case.max_context is not None:
+        golden["max_context"] = case.max_context
     (folder / "golden.json").write_text(json.dumps(golden) + "\n")
 
 
@@ -271,6 +334,12 @@ ROPE_TABLE = [
     (128, 1024, dict(rope_type="yarn", rope_theta=10000.0, factor=2.0, original_max_position_embeddings=4, beta_fast=32,
                      beta_slow=1)),
     (128, 1024, dict(rope_type="yarn", rope_theta=10000.0, factor=1.0, original_max_position_embeddings=1024)),
+    (96, 131072, dict(rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=4096,
+                      short_factor=[1.0 + 0.01 * j for j in range(48)], long_factor=[1.07 * 1.09**j for j in range(48)])),
+    (64, 8192, dict(rope_type="longrope", rope_theta=500000.0, original_max_position_embeddings=8192,
+                    short_factor=[1.0 + 0.3 * j for j in range(32)], long_factor=[2.0] * 32)),
+    (80, 16384, dict(rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=4096, factor=8.0,
+                     attention_factor=0.875, short_factor=[1.0] * 40, long_factor=[1.0 + 0.7 * j for j in range(40)])),
 ]
 
 
@@ -280,7 +349,8 @@ def make_rope_table():
         config = LlamaConfig(hidden_size=2 * head_dim, num_attention_heads=2, head_dim=head_dim,
                              max_position_embeddings=max_positions, rope_parameters=dict(rope))
         compute = ROPE_INIT_FUNCTIONS.get(rope["rope_type"], LlamaRotaryEmbedding.compute_default_rope_parameters)
-        inv_freq, attention_factor = compute(config)
+        longest = {"seq_len": max_positions} if rope["rope_type"] == "longrope" else {}
+        inv_freq, attention_factor = compute(config, **longest)
         table.append({"head_dim": head_dim, "max_position_embeddings": max_positions, "rope_parameters": rope,
                       "inv_freq": inv_freq.tolist(), "attention_factor": attention_factor})
     (HERE / "rope.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in table) + "\n]\n")
@@ -288,14 +358,14 @@ def make_rope_table():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="make one case")
+    parser.add_argument("--only", help="make these cases, with commas between them")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     make_rope_table()
     for index, case in enumerate(CASES):
-        if arguments.only in (None, case.name):
+        if arguments.only is None or case.name in arguments.only.split(","):
             make_case(case, 1000 + 10 * index)
     (HERE / "cases.json").write_text(json.dumps({"cases": [case.name for case in CASES]}, indent=1) + "\n")
     size = sum(path.stat().st_size for path in HERE.rglob("*") if path.is_file())

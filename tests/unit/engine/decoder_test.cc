@@ -297,6 +297,37 @@ TEST(Decoder, EachLayerRotatesByTheSetThatItNames) {
   EXPECT_EQ(distinct.size(), 8u);
 }
 
+float MaxDifference(const std::vector<float>& a, const std::vector<float>& b) {
+  float most = 0;
+  for (size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(a[i] - b[i]));
+  return most;
+}
+
+// What a token takes from the first layer does not depend on how far the others are where that layer does not rotate.
+TEST(Decoder, ALayerWithoutRopeSeesNoPositions) {
+  ModelConfig config = SmallConfig(DType::kF32);
+  config.layers.resize(1);
+  const SyntheticWeights weights = *MakeSyntheticWeights(config, 7);
+  const auto backend = kernels::MakeCpuBackend("auto", 2);
+  std::mt19937_64 random(5);
+  std::vector<int32_t> tokens = RandomTokens(random, 40, config.vocab_size);
+  const auto last_logits = [&](const ModelConfig& of) {
+    const auto decoder = *Decoder::Create(
+        of, weights.weights, *backend,
+        {.compute = DType::kF32, .kv_dtype = DType::kF32, .block_tokens = 16, .kv_bytes = 1 << 20});
+    return testing::Run(*decoder, tokens, 0, testing::ShuffledBlocks(*decoder, random), 1, 40);
+  };
+  const std::vector<float> rotated = last_logits(config);
+  ModelConfig without = config;
+  without.layers[0].rope = LayerSpec::kNoRope;
+  const std::vector<float> still = last_logits(without);
+  EXPECT_GT(MaxDifference(rotated, still), 1e-3);
+  std::shuffle(tokens.begin(), tokens.end() - 1,
+               random);  // all but the last, whose logits these are
+  EXPECT_GT(MaxDifference(last_logits(config), rotated), 1e-3);
+  EXPECT_LT(MaxDifference(last_logits(without), still), 1e-4);
+}
+
 TEST(Decoder, NoiseInTheKvPoolIsFiniteAndReachesTheLogits) {
   SmallModel model = MakeSmallModel("auto", 2, DType::kBF16);
   std::mt19937_64 random(5);

@@ -64,7 +64,8 @@ TEST_P(FamilyGolden, LogitsLossAndGreedyTokensEqualTheReference) {
                          .block_tokens = 16,
                          .kv_bytes = 16 << 20,
                          .max_batch_tokens = 64,
-                         .max_batch_logits = 64});
+                         .max_batch_logits = 64,
+                         .max_context = golden.value("max_context", 0)});
     ASSERT_TRUE(decoder.ok()) << decoder.status();
     for (const json& sequence : golden.at("sequences")) {
       const std::vector<int32_t> ids = sequence.at("input_ids");

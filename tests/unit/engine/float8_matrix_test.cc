@@ -82,13 +82,14 @@ struct Float8Model {
   TensorBytes tensors;
   std::map<std::string, Matrix> matrices;  // by base name
 
-  Float8Model(std::mt19937_64& random, Form form) {
+  Float8Model(std::mt19937_64& random, Form form, const json& keys = json::object()) {
     // Intermediate rows end inside a block of scales; hidden ones are a multiple of 128.
     config.update({{"hidden_size", 256}, {"intermediate_size", 352}, {"num_hidden_layers", 1}});
     config["quantization_config"] = SchemeOf(form);
+    config.update(keys);
     const auto parsed = ParseModelConfig(config.dump(), "config.json", "", "");
     EXPECT_TRUE(parsed.ok()) << parsed.status();
-    for (const TensorSpec& spec : ModelTensors(*parsed, nullptr)) {
+    for (const TensorSpec& spec : FileTensors(*parsed)) {
       if (spec.role == TensorSpec::Role::kMatrix) {
         Add(random, form, spec);
         continue;
@@ -163,6 +164,23 @@ TEST(Float8MatrixTest, ValuesOfEveryFormAreThoseOfTheFile) {
                    [&, matrix = matrix](int64_t row, float* out) { matrix->WidenRow(row, out); });
     }
     EXPECT_TRUE(weights->lm_head.IsPlain());
+  }
+}
+
+// Phi-3's matrices share tensors, and with them their scales.
+TEST(Float8MatrixTest, MatricesThatShareATensorAreItsParts) {
+  TestRandom random;
+  for (const Form form : kForms) {
+    SCOPED_TRACE(static_cast<int>(form));
+    const TempDir dir;
+    const Float8Model model(random, form, kPhi3Keys);
+    auto weights = model.Load(dir);
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    ExpectParts(model.config, &*weights, [&](const std::string& base, int64_t row, int64_t col) {
+      return model.matrices.at(base).Value(row, col);
+    });
+    const std::vector<float> wide = Logits(dir.path(), DType::kF32);
+    EXPECT_LT(RelativeError(Logits(dir.path(), DType::kF32, WeightStorage::kStored), wide), 1e-4);
   }
 }
 

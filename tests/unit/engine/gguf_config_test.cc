@@ -191,7 +191,8 @@ TEST(GgufConfig, WhatWouldChangeTheAnswerIsRefusedByName) {
   const auto remove = [](const char* key) { return [=](GgufBuilder& file) { file.Remove(key); }; };
   const std::vector<Refusal> refusals = {
       {"architecture", set("general.architecture", "gemma3"),
-       "\"gemma3\" is not supported; winnow runs llama, qwen2, qwen3"},
+       "\"gemma3\" is not supported; winnow runs llama, qwen2, qwen3, smollm3, seed_oss, granite, "
+       "phi3"},
       {"no architecture", remove("general.architecture"), "\"general.architecture\": missing",
        kInvalid},
       {"an adapter", set("general.type", "adapter"), "\"adapter\" is not supported"},
@@ -216,7 +217,26 @@ TEST(GgufConfig, WhatWouldChangeTheAnswerIsRefusedByName) {
          }
        },
        "a head dimension of 72 is not supported; winnow has 64, 80, 96, 128"},
-      {"rope", set("llama.rope.scaling.type", "longrope"), "winnow has none, linear, yarn"},
+      {"rope", set("llama.rope.scaling.type", "dynamic"),
+       "winnow has none, linear, yarn, longrope"},
+      {"longrope's tensors", set("llama.rope.scaling.type", "longrope"),
+       "tensor \"rope_factors_short.weight\" is missing", absl::StatusCode::kNotFound},
+      {"one of longrope's tensors",
+       [](GgufBuilder& f) {
+         std::string ones;
+         for (int i = 0; i < 32; ++i) ones += GgufBuilder::Bytes(1.0f);
+         f.Tensor("rope_factors_long.weight", {32}, kGgufF32, ones);
+       },
+       "tensor \"rope_factors_short.weight\" is missing", absl::StatusCode::kNotFound},
+      {"longrope's tensors beside another kind",
+       [](GgufBuilder& f) {
+         f.Set("llama.rope.scaling.type", "yarn");
+         f.Tensor("rope_factors_short.weight", {32}, kGgufF32, std::string(128, '\1'));
+       },
+       "comes together with another rope.scaling.type", kInvalid},
+      {"a factor of attention without a kind that has one",
+       set("llama.rope.scaling.attn_factor", 1.5f), "only yarn and longrope have it"},
+      {"Granite's factors", set("llama.logit_scale", 8.0f), "\"llama.logit_scale\""},
       {"yarn's own", [](GgufBuilder& f) { f.Set("llama.rope.scaling.yarn_log_multiplier", 0.1f); },
        "winnow does not know this key"},
       {"no layers", remove("llama.block_count"), "\"llama.block_count\": missing", kInvalid},
@@ -251,6 +271,120 @@ TEST(GgufConfig, WhatWouldChangeTheAnswerIsRefusedByName) {
     ASSERT_FALSE(config.ok());
     EXPECT_EQ(config.status().code(), refusal.code) << config.status();
     EXPECT_THAT(std::string(config.status().message()), HasSubstr(refusal.error));
+  }
+}
+
+// Keys of a small model of another architecture.
+GgufBuilder Of(const std::string& name) {
+  GgufBuilder file;
+  file.Set("general.architecture", name);
+  const auto set = [&](const std::string& key, auto value) { file.Set(name + "." + key, value); };
+  set("block_count", uint32_t{5});
+  set("context_length", uint32_t{8192});
+  set("embedding_length", uint32_t{512});
+  set("feed_forward_length", uint32_t{512});
+  set("attention.head_count", uint32_t{4});
+  set("attention.layer_norm_rms_epsilon", 1e-6f);
+  if (name == "granite") set("logit_scale", 8.0f);
+  file.Tensor("token_embd.weight", {512, 4}, kGgufF32, std::string(512 * 16, '\0'));
+  return file;
+}
+
+TEST(GgufConfig, SmolLM3sEveryFourthLayerDoesNotRotate) {
+  const auto config = Read(Of("smollm3"));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->family, ModelConfig::Family::kSmolLM3);
+  for (int32_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(config->layers[i].rope, i == 3 ? LayerSpec::kNoRope : 0) << i;
+  }
+}
+
+// A file without biases is a model without them, though the family's have some by default.
+TEST(GgufConfig, SeedOssHasTheBiasesThatAreThere) {
+  GgufBuilder file = Of("seed_oss");
+  EXPECT_FALSE(Read(file)->layers[0].qkv_bias);
+  file.Tensor("blk.0.attn_q.bias", {512}, kGgufF32, std::string(2048, '\0'));
+  EXPECT_TRUE(Read(file)->layers[0].qkv_bias);
+  EXPECT_FALSE(Read(file)->layers[0].o_bias);
+}
+
+TEST(GgufConfig, GranitesFactorsAreRead) {
+  GgufBuilder file = Of("granite");
+  const auto plain = Read(file);
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->logits_scaling, 8.0);
+  EXPECT_EQ(plain->embedding_multiplier, 1.0);
+  EXPECT_EQ(plain->residual_multiplier, 1.0);
+  EXPECT_EQ(plain->AttentionScale(),
+            1 / std::sqrt(128.0f));  // llama.cpp's default, not transformers'
+  file.Set("granite.attention.scale", 0.0078125f);
+  file.Set("granite.embedding_scale", 12.0f);
+  file.Set("granite.residual_scale", 0.25f);
+  const auto given = Read(file);
+  ASSERT_TRUE(given.ok()) << given.status();
+  EXPECT_EQ(given->AttentionScale(), 0.0078125f);
+  EXPECT_EQ(given->embedding_multiplier, 12.0);
+  EXPECT_EQ(given->residual_multiplier, 0.25);
+  for (const auto& [key, value] : {std::pair("granite.attention.scale", -1.0f),
+                                   {"granite.embedding_scale", 1e-6f},
+                                   {"granite.residual_scale", NAN},
+                                   {"granite.logit_scale", 0.0f}}) {
+    GgufBuilder bad = file;
+    bad.Remove(key);
+    bad.Set(key, value);
+    const absl::Status status = Read(bad).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(key));
+  }
+  GgufBuilder lacking = file;
+  lacking.Remove("granite.logit_scale");
+  EXPECT_THAT(std::string(Read(lacking).status().message()),
+              HasSubstr("\"granite.logit_scale\": missing"));
+  GgufBuilder still = file;
+  still.Set("granite.rope.scaling.finetuned", false);
+  EXPECT_EQ(Read(still).status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(Read(still).status().message()), HasSubstr("no layer rotates"));
+}
+
+TEST(GgufConfig, Phi3RotatesInPartAndHasLongRope) {
+  GgufBuilder file = Of("phi3");
+  EXPECT_EQ(Read(file)->RotaryDim(), 128);
+  file.Set("phi3.rope.dimension_count", uint32_t{96});
+  file.Set("phi3.rope.scaling.original_context_length", uint32_t{4096});
+  file.Set("phi3.rope.scaling.attn_factor", 1.25f);
+  file.Set("phi3.attention.sliding_window", uint32_t{0});
+  std::string ones, twos;
+  for (int i = 0; i < 48; ++i) {
+    ones += GgufBuilder::Bytes(1.0f);
+    twos += GgufBuilder::Bytes(2.0f);
+  }
+  file.Tensor("rope_factors_long.weight", {48}, kGgufF32, twos);
+  GgufBuilder other = file;
+  file.Tensor("rope_factors_short.weight", {48}, kGgufF32, ones);
+  const auto config = Read(file);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->RotaryDim(), 96);
+  const RopeScaling& scaling = config->ropes[0].scaling;
+  EXPECT_EQ(scaling.kind, RopeScaling::Kind::kLongRope);
+  EXPECT_EQ(scaling.original_max_position_embeddings, 4096);
+  EXPECT_EQ(scaling.attention_factor, 1.25);
+  EXPECT_EQ(scaling.short_factors, std::vector<float>(48, 1.0f));
+  EXPECT_EQ(scaling.long_factors, std::vector<float>(48, 2.0f));
+  const RopeParameters rope = ComputeRope(*config);
+  EXPECT_EQ(rope.inv_freq.size(), 64u);
+  EXPECT_EQ(rope.inv_freq[0], 0.5f);
+  EXPECT_EQ(rope.inv_freq[48], 0.0f);
+
+  other.Tensor("rope_factors_short.weight", {64}, kGgufF32, std::string(256, '\0'));
+  EXPECT_THAT(std::string(Read(other).status().message()), HasSubstr("must be 48 values"));
+  GgufBuilder window = Of("phi3");
+  window.Set("phi3.attention.sliding_window", uint32_t{2047});
+  EXPECT_THAT(std::string(Read(window).status().message()),
+              HasSubstr("sliding windows are not supported"));
+  for (const uint32_t dimensions : {0u, 97u, 130u}) {
+    GgufBuilder bad = Of("phi3");
+    bad.Set("phi3.rope.dimension_count", dimensions);
+    EXPECT_EQ(Read(bad).status().code(), absl::StatusCode::kUnimplemented) << dimensions;
   }
 }
 

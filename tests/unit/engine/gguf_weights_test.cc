@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/decoder.h"
+#include "engine/model/model_family.h"
 #include "engine/model/model_fingerprint.h"
 #include "engine/model/random_model.h"
 #include "engine/model/weight_storage.h"
@@ -46,17 +47,33 @@ json SmallConfig(const std::string& model_type) {
   config["intermediate_size"] = 64;
   config["torch_dtype"] = "float32";
   config["model_type"] = model_type;
-  config["architectures"] = {model_type == "llama"   ? "LlamaForCausalLM"
-                             : model_type == "qwen2" ? "Qwen2ForCausalLM"
-                                                     : "Qwen3ForCausalLM"};
+  for (const ModelFamily& family : ModelFamilies()) {
+    if (family.model_type == model_type) config["architectures"] = {family.architecture};
+  }
+  if (model_type == "smollm3") config["num_hidden_layers"] = 5;
+  if (model_type == "granite") {
+    config.update({{"embedding_multiplier", 12.0},
+                   {"attention_multiplier", 0.25},
+                   {"residual_multiplier", 0.25},
+                   {"logits_scaling", 8.0}});
+  }
+  if (model_type == "phi3") {
+    std::vector<double> factors;
+    for (int i = 0; i < 24; ++i) factors.push_back(1 + 0.125 * i);
+    config.update({{"partial_rotary_factor", 0.75},
+                   {"original_max_position_embeddings", 128},
+                   {"rope_scaling",
+                    {{"type", "longrope"},
+                     {"attention_factor", 1.25},
+                     {"short_factor", std::vector<double>(24, 1.0)},
+                     {"long_factor", factors}}}});
+  }
   return config;
 }
 
 // The keys that say what `config` says.
 GgufBuilder KeysOf(const ModelConfig& config) {
-  const std::string name = config.family == ModelConfig::Family::kLlama   ? "llama"
-                           : config.family == ModelConfig::Family::kQwen2 ? "qwen2"
-                                                                          : "qwen3";
+  const std::string name(FamilyOf(config.family).gguf_name);
   GgufBuilder file;
   const auto set = [&](const std::string& key, auto value) { file.Set(name + "." + key, value); };
   file.Set("general.architecture", name);
@@ -70,13 +87,32 @@ GgufBuilder KeysOf(const ModelConfig& config) {
   set("context_length", static_cast<uint32_t>(config.max_position_embeddings));
   set("attention.layer_norm_rms_epsilon", config.rms_norm_eps);
   set("rope.freq_base", static_cast<float>(config.ropes[0].theta));
+  if (name == "granite") {
+    set("embedding_scale", static_cast<float>(config.embedding_multiplier));
+    set("attention.scale", config.AttentionScale());
+    set("residual_scale", static_cast<float>(config.residual_multiplier));
+    set("logit_scale", static_cast<float>(config.logits_scaling));
+  }
+  if (name == "phi3") {
+    const RopeScaling& scaling = config.ropes[0].scaling;
+    set("rope.dimension_count", static_cast<uint32_t>(config.RotaryDim()));
+    set("rope.scaling.original_context_length",
+        static_cast<uint32_t>(scaling.original_max_position_embeddings));
+    set("rope.scaling.attn_factor", static_cast<float>(*scaling.attention_factor));
+    for (const auto& [tensor, factors] :
+         {std::pair("rope_factors_short.weight", &scaling.short_factors),
+          std::pair("rope_factors_long.weight", &scaling.long_factors)}) {
+      file.Tensor(tensor, {factors->size()}, kGgufF32,
+                  std::string(reinterpret_cast<const char*>(factors->data()), 4 * factors->size()));
+    }
+  }
   return file;
 }
 
 // Which row of a tensor of winnow's order a GGUF file of "llama" has in row `row` of its own: written from the other
 // side than the reader, as a writer has it.
 int64_t SourceRow(const TensorSpec& spec, const ModelConfig& config, int64_t row) {
-  if (spec.rotary_heads == 0 || config.family != ModelConfig::Family::kLlama) return row;
+  if (spec.rotary_heads == 0 || !FamilyOf(config.family).gguf_interleaves) return row;
   const int64_t d = config.head_dim, head = row / d, at = row % d;
   return head * d + at / 2 + (at % 2 == 0 ? 0 : d / 2);
 }
@@ -100,7 +136,7 @@ class RandomModel {
   // The same values in a GGUF file, as `dtype`.
   GgufBuilder Gguf(DType dtype) const {
     GgufBuilder file = KeysOf(config_);
-    for (const TensorSpec& spec : ModelTensors(config_, nullptr)) {
+    for (const TensorSpec& spec : FileTensors(config_)) {
       const int64_t rows = spec.rows == 0 ? spec.cols : spec.rows,
                     cols = spec.rows == 0 ? 1 : spec.cols;
       const auto value_bytes = static_cast<int64_t>(kernels::DTypeBytes(dtype));
@@ -134,12 +170,13 @@ class RandomModel {
 };
 
 TEST(GgufWeights, AFileAndADirectoryOfTheSameModelGiveTheSameLogits) {
-  for (const char* model_type : {"llama", "qwen2", "qwen3"}) {
+  for (const char* model_type :
+       {"llama", "qwen2", "qwen3", "smollm3", "seed_oss", "granite", "phi3"}) {
     for (const bool tied : {false, true}) {
       SCOPED_TRACE(std::string(model_type) + (tied ? ", tied" : ""));
       json json_config = SmallConfig(model_type);
       json_config["tie_word_embeddings"] = tied;
-      if (std::string(model_type) == "llama")
+      if (std::string(model_type) == "llama" || std::string(model_type) == "granite")
         json_config["attention_bias"] = json_config["mlp_bias"] = tied;
       const RandomModel model(json_config);
       const std::string path = model.Write(model.Gguf(DType::kF32), "f32.gguf");
@@ -162,15 +199,19 @@ TEST(GgufWeights, HalfPrecisionIsPackedAsItIs) {
   EXPECT_EQ(LoadModelConfig(model.Write(model.Gguf(DType::kF32), "f32.gguf"))->dtype, DType::kF32);
 }
 
+class QuantisedGguf : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Families, QuantisedGguf, ::testing::Values("llama", "granite", "phi3"),
+                         [](const auto& info) { return info.param; });
+
 // Random blocks of every type in turn, and the values that they stand for.
-TEST(GgufWeights, QuantisedTensorsComputeWhatTheirValuesCompute) {
-  const RandomModel model(SmallConfig("llama"));
+TEST_P(QuantisedGguf, TensorsComputeWhatTheirValuesCompute) {
+  const RandomModel model(SmallConfig(GetParam()));
   std::mt19937 random(3);
   GgufBuilder quantised = KeysOf(model.config()), widened = KeysOf(model.config());
   const WeightType types[] = {WeightType::kQ8_0, WeightType::kQ4_0, WeightType::kQ4_1,
                               WeightType::kQ5_0, WeightType::kQ5_1, WeightType::kF16};
   size_t turn = 0;
-  for (const TensorSpec& spec : ModelTensors(model.config(), nullptr)) {
+  for (const TensorSpec& spec : FileTensors(model.config())) {
     const WeightType type = spec.rows == 0 ? WeightType::kF32 : types[turn++ % std::size(types)];
     const int64_t rows = std::max<int64_t>(spec.rows, 1),
                   row_bytes = kernels::WeightRowBytes(type, spec.cols);
@@ -238,7 +279,7 @@ TEST(GgufWeights, RoundedWhileLoadingWeightsComputeWhatTheirBlocksCompute) {
 // A file of the model's shape whose matrices are Q8_0: its path.
 std::string WriteBlocks(const RandomModel& model) {
   GgufBuilder file = KeysOf(model.config());
-  for (const TensorSpec& spec : ModelTensors(model.config(), nullptr)) {
+  for (const TensorSpec& spec : FileTensors(model.config())) {
     const WeightType type = spec.rows == 0 ? WeightType::kF32 : WeightType::kQ8_0;
     const int64_t bytes =
         std::max<int64_t>(spec.rows, 1) * kernels::WeightRowBytes(type, spec.cols);

@@ -38,20 +38,32 @@ TEST(ModelFamilyTest, EntryGivesTheLayersOfItsModels) {
     ASSERT_TRUE(config.ok()) << config.status();
     EXPECT_EQ(config->family, family.family);
     EXPECT_THAT(config->layers, SizeIs(5));
-    EXPECT_THAT(config->layers, Each(family.layer)) << family.name;
+    for (int32_t i = 0; i < 5; ++i) {
+      LayerSpec expected = family.layer;
+      if (family.no_rope_interval == i + 1) expected.rope = LayerSpec::kNoRope;
+      EXPECT_EQ(config->layers[i], expected) << family.name << ", layer " << i;
+    }
     EXPECT_TRUE(CheckLayers(config->layers, static_cast<int32_t>(config->ropes.size())).ok());
   }
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kLlama).layer, LayerSpec());
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kMistral).layer, LayerSpec());
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kQwen2).layer, LayerSpec{.qkv_bias = true});
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kQwen3).layer, LayerSpec{.qk_norm = true});
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kSmolLM3).layer, LayerSpec());
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kSmolLM3).no_rope_interval, 4);
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kSeedOss).layer, LayerSpec{.qkv_bias = true});
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kGranite).layer, LayerSpec());
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kPhi3).layer, LayerSpec());
 }
 
 // Keys that an entry does not honour leave its layers alone or are refused: never half of each.
 TEST(ModelFamilyTest, EntrySaysWhichBiasesKeysGive) {
   for (const ModelFamily& family : ModelFamilies()) {
     for (const auto& [key, rule] :
-         {std::pair("attention_bias", family.attention_bias), {"mlp_bias", family.mlp_bias}}) {
+         {std::pair("attention_bias", family.attention_bias),
+          {"mlp_bias", family.mlp_bias},
+          {"attention_out_bias", family.has_attention_out_bias ? ModelFamily::Key::kHonoured
+                                                               : ModelFamily::Key::kRefused}}) {
       const auto config = Parse(family, {{key, true}});
       LayerSpec expected = family.layer;
       switch (rule) {
@@ -60,8 +72,14 @@ TEST(ModelFamilyTest, EntrySaysWhichBiasesKeysGive) {
           EXPECT_THAT(std::string(config.status().message()), HasSubstr(key));
           continue;
         case ModelFamily::Key::kHonoured:
-          (key == std::string("mlp_bias") ? expected.mlp_bias : expected.qkv_bias) = true;
-          expected.o_bias = key == std::string("attention_bias");
+          if (key == std::string("mlp_bias")) {
+            expected.mlp_bias = true;
+          } else if (key == std::string("attention_out_bias")) {
+            expected.o_bias = true;
+          } else {
+            expected.qkv_bias = true;
+            expected.o_bias = !family.has_attention_out_bias;
+          }
           break;
         case ModelFamily::Key::kIgnored:
           break;
@@ -101,7 +119,6 @@ TEST(LayerSpecTest, WhatIsNotComputedIsRefusedByLayerAndName) {
     const char* property;
   } kCases[] = {
       {{.window = 4096}, absl::StatusCode::kUnimplemented, "a sliding window of 4096 tokens"},
-      {{.rope = LayerSpec::kNoRope}, absl::StatusCode::kUnimplemented, "without rotary embedding"},
       {{.norms = LayerSpec::Norms::kAfter}, absl::StatusCode::kUnimplemented, "norms after"},
       {{.mlp = LayerSpec::Mlp::kExperts}, absl::StatusCode::kUnimplemented, "experts"},
       {{.rope = 2}, absl::StatusCode::kInvalidArgument, "no RoPE set 2; the model has 2"},
@@ -110,6 +127,7 @@ TEST(LayerSpecTest, WhatIsNotComputedIsRefusedByLayerAndName) {
   const LayerSpec all_that_is_computed = {
       .rope = 1, .qk_norm = true, .qkv_bias = true, .o_bias = true, .mlp_bias = true};
   EXPECT_TRUE(CheckLayers(std::vector<LayerSpec>(4, all_that_is_computed), 2).ok());
+  EXPECT_TRUE(CheckLayers(std::vector<LayerSpec>(4, {.rope = LayerSpec::kNoRope}), 2).ok());
   for (const auto& refused : kCases) {
     std::vector<LayerSpec> layers(4, all_that_is_computed);
     layers[2] = refused.layer;

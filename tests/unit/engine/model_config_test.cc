@@ -103,6 +103,122 @@ TEST(ModelConfigTest, FamiliesDifferInBiasesNormsAndDefaults) {
   EXPECT_EQ(ParseGood(qwen3_json).head_dim, 128);
 }
 
+// config.json of the family with nothing but its sizes and these keys.
+json Bare(std::string_view architecture, std::string_view model_type, const json& changes = {}) {
+  json config = OfFamily(architecture, model_type);
+  config["hidden_size"] = 128;
+  for (const char* key :
+       {"head_dim", "num_key_value_heads", "rms_norm_eps", "rope_theta", "tie_word_embeddings"}) {
+    config.erase(key);
+  }
+  if (!changes.is_null()) config.update(changes);
+  return config;
+}
+json SmolLM3(const json& changes) { return Bare("SmolLM3ForCausalLM", "smollm3", changes); }
+json SeedOss(const json& changes = {}) { return Bare("SeedOssForCausalLM", "seed_oss", changes); }
+json Granite(const json& changes = {}) { return Bare("GraniteForCausalLM", "granite", changes); }
+json Phi3(const json& changes = {}) { return Bare("Phi3ForCausalLM", "phi3", changes); }
+
+std::vector<int32_t> RopesOf(const ModelConfig& config) {
+  std::vector<int32_t> ropes;
+  for (const LayerSpec& layer : config.layers) ropes.push_back(layer.rope);
+  return ropes;
+}
+
+TEST(ModelConfigTest, SmolLM3SaysWhichLayersDoNotRotate) {
+  constexpr int32_t kNo = LayerSpec::kNoRope;
+  const ModelConfig by_default =
+      ParseGood(SmolLM3({{"num_hidden_layers", 9}, {"num_attention_heads", 8}, {"head_dim", 64}}));
+  EXPECT_THAT(RopesOf(by_default), ElementsAre(0, 0, 0, kNo, 0, 0, 0, kNo, 0));
+  EXPECT_EQ(by_default.num_kv_heads, 4);
+  EXPECT_EQ(by_default.ropes[0].theta, 2000000.0);
+  EXPECT_TRUE(by_default.tie_word_embeddings);
+
+  json config = SmolLM3({{"num_hidden_layers", 3}, {"num_key_value_heads", 1}});
+  config["no_rope_layer_interval"] = 2;
+  EXPECT_THAT(RopesOf(ParseGood(config)), ElementsAre(0, kNo, 0));
+  config["no_rope_layers"] = {0, 1, 0, 0};  // more than layers, as in the reference; wins
+  EXPECT_THAT(RopesOf(ParseGood(config)), ElementsAre(kNo, 0, kNo));
+  config["no_rope_layers"] = nullptr;
+  EXPECT_THAT(RopesOf(ParseGood(config)), ElementsAre(0, kNo, 0));
+  config["no_rope_layer_interval"] = 1;
+  EXPECT_THAT(RopesOf(ParseGood(config)), ElementsAre(kNo, kNo, kNo));
+
+  // A window has a switch of its own, and no default.
+  config["sliding_window"] = 64;
+  ParseGood(config);
+  config.update({{"use_sliding_window", true}, {"sliding_window", 256}});  // cannot bite
+  ParseGood(config);
+  config["sliding_window"] = nullptr;
+  ParseGood(config);
+}
+
+TEST(ModelConfigTest, SeedOssHasAKeyForTheBiasOfO) {
+  const ModelConfig by_default = ParseGood(SeedOss({{"num_attention_heads", 8}}));
+  EXPECT_EQ(by_default.num_kv_heads, 8);
+  EXPECT_EQ(by_default.head_dim, 128);
+  EXPECT_TRUE(by_default.layers[0].qkv_bias);
+  EXPECT_FALSE(by_default.layers[0].o_bias || by_default.layers[0].mlp_bias);
+  const ModelConfig all = ParseGood(SeedOss({{"num_key_value_heads", 1},
+                                             {"attention_bias", false},
+                                             {"attention_out_bias", true},
+                                             {"mlp_bias", true}}));
+  EXPECT_FALSE(all.layers[0].qkv_bias);
+  EXPECT_TRUE(all.layers[0].o_bias && all.layers[0].mlp_bias);
+}
+
+TEST(ModelConfigTest, GranitesMultipliersAreRead) {
+  const ModelConfig absent = ParseGood(Granite());
+  EXPECT_EQ(absent.AttentionScale(), 1.0f);  // and not 1/8
+  EXPECT_EQ(absent.embedding_multiplier, 1.0);
+  EXPECT_EQ(absent.num_kv_heads, 2);
+  const ModelConfig given = ParseGood(Granite({{"embedding_multiplier", 12},
+                                               {"attention_multiplier", 0.0078125},
+                                               {"residual_multiplier", 0.22},
+                                               {"logits_scaling", 16.0}}));
+  EXPECT_EQ(given.embedding_multiplier, 12.0);
+  EXPECT_EQ(given.AttentionScale(), 0.0078125f);
+  EXPECT_EQ(given.residual_multiplier, 0.22);
+  EXPECT_EQ(given.logits_scaling, 16.0);
+  EXPECT_EQ(ParseGood(TinyConfig()).AttentionScale(), 0.125f);
+}
+
+TEST(ModelConfigTest, Phi3RotatesInPartAndHasLongRope) {
+  const ModelConfig whole = ParseGood(Phi3());
+  EXPECT_EQ(whole.rms_norm_eps, 1e-5f);
+  EXPECT_EQ(whole.RotaryDim(), 64);
+  const json scaling = {{"type", "longrope"},
+                        {"short_factor", std::vector<double>(24, 1.0)},
+                        {"long_factor", std::vector<double>(24, 3.0)}};
+  json config = Phi3({{"partial_rotary_factor", 0.75},
+                      {"max_position_embeddings", 8192},
+                      {"rope_scaling", scaling}});
+  const ModelConfig older = ParseGood(config);
+  EXPECT_EQ(older.RotaryDim(), 48);
+  EXPECT_EQ(older.ropes[0].scaling.kind, RopeScaling::Kind::kLongRope);
+  EXPECT_EQ(older.ropes[0].scaling.original_max_position_embeddings, 4096);  // by default
+  EXPECT_EQ(older.ropes[0].scaling.factor, 2.0);
+  EXPECT_EQ(older.ropes[0].scaling.short_factors, std::vector<float>(24, 1.0f));
+  EXPECT_EQ(older.ropes[0].scaling.long_factors, std::vector<float>(24, 3.0f));
+  for (const char* alias : {"su", "yarn"}) {
+    config["rope_scaling"]["type"] = alias;
+    EXPECT_EQ(ParseGood(config).ropes[0].scaling, older.ropes[0].scaling) << alias;
+  }
+  json inner = scaling;
+  inner["partial_rotary_factor"] = 0.75;
+  json newer = Phi3({{"max_position_embeddings", 8192}, {"rope_parameters", inner}});
+  EXPECT_EQ(ParseGood(newer).ropes[0].scaling, older.ropes[0].scaling);
+  EXPECT_EQ(ParseGood(newer).RotaryDim(), 48);
+  // The object's share wins, and the key of the length at the top does.
+  newer["partial_rotary_factor"] = 0.5;
+  newer["original_max_position_embeddings"] = 2048;
+  EXPECT_EQ(ParseGood(newer).RotaryDim(), 48);
+  EXPECT_EQ(ParseGood(newer).ropes[0].scaling.factor, 4.0);
+  // What Phi-4-mini's files say beside, and nobody reads.
+  newer.update({{"full_attn_mod", 1}, {"interpolate_factor", 1}, {"lm_head_bias", false}});
+  EXPECT_THAT(ParseGood(newer).unknown_keys, IsEmpty());
+}
+
 TEST(ModelConfigTest, AbsentKeysHaveTheReferencesDefaults) {
   json config = TinyConfig();
   config["hidden_size"] = 128;
@@ -235,8 +351,10 @@ std::vector<Refusal> Refusals() {
       {"architectures",
        With({{"architectures", {"MixtralForCausalLM"}}, {"model_type", "mixtral"}}), kUnimplemented,
        "\"MixtralForCausalLM\" is not supported; winnow runs LlamaForCausalLM, MistralForCausalLM, "
-       "Qwen2ForCausalLM, "
-       "Qwen3ForCausalLM"},
+       "Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM, SeedOssForCausalLM, "
+       "GraniteForCausalLM, Phi3ForCausalLM"},
+      {"architectures", With({{"architectures", {"GraniteMoeForCausalLM"}}}), kUnimplemented,
+       "winnow runs"},
       {"architectures", With({{"architectures", {"Qwen3MoeForCausalLM"}}}), kUnimplemented,
        "winnow runs"},
       {"architectures", With({{"architectures", "LlamaForCausalLM"}}), kInvalid,
@@ -281,9 +399,59 @@ std::vector<Refusal> Refusals() {
       {"rope_theta", With({{"rope_theta", 0.5}}), kInvalid, "must be a number from"},
       {"rope_scaling", rope("yarn"), kInvalid, "must be an object"},
       {"rope_scaling.type", rope({{"type", "dynamic"}, {"factor", 2.0}}), kUnimplemented,
-       "\"dynamic\" is not supported; winnow has default, linear, llama3, yarn"},
-      {"rope_scaling.rope_type", rope({{"rope_type", "longrope"}}), kUnimplemented,
-       "\"longrope\" is not supported"},
+       "\"dynamic\" is not supported; winnow has default, linear, llama3, yarn, longrope"},
+      {"rope_scaling.short_factor", rope({{"rope_type", "longrope"}}), kInvalid, "missing"},
+      {"rope_scaling.long_factor",
+       rope({{"rope_type", "longrope"},
+             {"short_factor", std::vector<double>(32, 1.0)},
+             {"long_factor", std::vector<double>(31, 1.0)}}),
+       kInvalid, "must be a list of 32 numbers"},
+      {"rope_scaling.short_factor",
+       rope({{"rope_type", "longrope"}, {"short_factor", std::vector<double>(32, 0.0)}}), kInvalid,
+       "must be a list of 32 numbers from"},
+      {"rope_scaling.short_factor", rope({{"rope_type", "longrope"}, {"short_factor", 1.0}}),
+       kInvalid, "must be a list of 32 numbers"},
+      {"rope_scaling.original_max_position_embeddings",
+       rope({{"rope_type", "longrope"},
+             {"original_max_position_embeddings", 1},
+             {"short_factor", std::vector<double>(32, 1.0)},
+             {"long_factor", std::vector<double>(32, 1.0)}}),
+       kInvalid, "at least 2"},
+      {"rope_scaling.type", Phi3({{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}}),
+       kUnimplemented, "\"linear\" is not supported; Phi-3 models have default and longrope"},
+      {"partial_rotary_factor", Phi3({{"partial_rotary_factor", 0.55}}), kInvalid,
+       "0.55 of 64 is 35, which is not a positive number of pairs"},
+      {"partial_rotary_factor", Phi3({{"partial_rotary_factor", 0.0}}), kInvalid, "is 0, which"},
+      {"attention_bias", Phi3({{"attention_bias", true}}), kUnimplemented,
+       "Phi-3 models have none"},
+      {"mlp_bias", Phi3({{"mlp_bias", true}}), kUnimplemented,
+       "only Llama, SmolLM3, Seed-OSS, Granite"},
+      {"sliding_window", Phi3({{"sliding_window", 200}}), kUnimplemented,
+       "sliding windows are not supported"},
+      {"head_dim", Phi3({{"num_attention_heads", 1}, {"hidden_size", 256}}), kUnimplemented,
+       "256 is not supported"},
+      {"lm_head_bias", Phi3({{"lm_head_bias", true}}), kUnimplemented, "computes with it"},
+      {"no_rope_layers", SmolLM3({{"num_key_value_heads", 1}, {"no_rope_layers", {1}}}), kInvalid,
+       "has 1 values for 2 layers"},
+      {"no_rope_layers", SmolLM3({{"num_key_value_heads", 1}, {"no_rope_layers", {1, 2}}}),
+       kInvalid, "from 0 to 1"},
+      {"no_rope_layer_interval",
+       SmolLM3({{"num_key_value_heads", 1}, {"no_rope_layer_interval", 0}}), kInvalid, "from 1"},
+      {"sliding_window",
+       SmolLM3({{"num_key_value_heads", 1}, {"use_sliding_window", true}, {"sliding_window", 64}}),
+       kUnimplemented, "sliding windows are not supported"},
+      {"layer_types",
+       SmolLM3(
+           {{"num_key_value_heads", 1}, {"layer_types", {"full_attention", "sliding_attention"}}}),
+       kUnimplemented, "\"sliding_attention\" is not supported"},
+      {"attention_multiplier", Granite({{"attention_multiplier", 0.0}}), kInvalid, "from 0.0001"},
+      {"residual_multiplier", Granite({{"residual_multiplier", -1.0}}), kInvalid, "from 0.0001"},
+      {"logits_scaling", Granite({{"logits_scaling", 0}}), kInvalid, "from 0.0001"},
+      {"embedding_multiplier", Granite({{"embedding_multiplier", "12"}}), kInvalid, "from 0.0001"},
+      {"attention_out_bias", Granite({{"attention_out_bias", true}}), kUnimplemented,
+       "computes with it"},
+      {"logits_scaling", SeedOss({{"num_key_value_heads", 1}, {"logits_scaling", 8.0}}),
+       kUnimplemented, "computes with it"},
       {"rope_scaling.rope_type", rope({{"rope_type", 3}}), kInvalid, "must be a string"},
       {"rope_scaling.factor", rope({{"rope_type", "linear"}}), kInvalid, "missing"},
       {"rope_scaling.factor", rope({{"rope_type", "linear"}, {"factor", 0.0}}), kInvalid,

@@ -153,6 +153,34 @@ TEST_F(ModelFingerprintOf, KvHoldsEveryByteAndEveryNumberThatKvDependsOn) {
   differs([](ModelConfig& c) { c.ropes[0].scaling.high_freq_factor = 8; });
   differs([](ModelConfig& c) { c.ropes[0].scaling.original_max_position_embeddings = 4096; });
   differs([](ModelConfig& c) { c.ropes[0].scaling.kind = RopeScaling::Kind::kYarn; });
+  differs([](ModelConfig& c) { c.rotary_dim = 48; });
+  differs([](ModelConfig& c) { c.embedding_multiplier = 12; });
+  differs([](ModelConfig& c) { c.residual_multiplier = 0.22; });
+  differs([](ModelConfig& c) { c.attention_multiplier = 0.0078125; });
+  // Keys and values do not depend on what becomes of the last layer's output.
+  ModelConfig scaled = config_;
+  scaled.logits_scaling = 16;
+  EXPECT_EQ(of(scaled), base);
+}
+
+// Which of LongRoPE's factors a server uses follows from the context that it serves.
+TEST_F(ModelFingerprintOf, KvOfLongRopesFactorsIsToldApart) {
+  config_.head_dim = 64;
+  config_.max_position_embeddings = 8192;
+  config_.ropes[0].theta = 10000;
+  config_.ropes[0].scaling = {.kind = RopeScaling::Kind::kLongRope,
+                              .original_max_position_embeddings = 4096,
+                              .short_factors = std::vector<float>(32, 1.0f),
+                              .long_factors = std::vector<float>(32, 2.0f)};
+  const auto of = [&](int32_t context) {
+    std::vector<std::unique_ptr<SafetensorsFile>> files;
+    files.push_back(
+        File(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", std::string("abcd")));
+    return *KvFingerprint(WithServedContext(config_, context), files);
+  };
+  EXPECT_EQ(of(4096), of(100));
+  EXPECT_NE(of(4096), of(4097));
+  EXPECT_EQ(of(8192), of(4097));
 }
 
 TEST_F(ModelFingerprintOf, HoldsNamesTypesAndShapes) {

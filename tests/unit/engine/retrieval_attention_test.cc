@@ -12,6 +12,7 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -122,7 +123,7 @@ class RetrievalAttentionTest : public ::testing::Test {
     const float* k = &k_[(token * kKvHeads + head / kGroup) * kDim];
     double sum = 0;
     for (int32_t i = 0; i < kDim; ++i) sum += double{q[i]} * k[i];
-    return sum / std::sqrt(double{kDim});
+    return sum * config_.AttentionScale();
   }
 
   // The best k of mid by score, of equals the later.
@@ -301,7 +302,7 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
       const int32_t head = kv_head * kGroup + g;
       const kernels::TransformQuery query = kernels::PrepareTransformQueryRef(
           &q_[(position * kHeads + head) * kDim], weights(), kv_head,
-          1 / std::sqrt(static_cast<float>(kDim)) * kernels::kTransformLog2E);
+          config_.AttentionScale() * kernels::kTransformLog2E);
       std::vector<double> share(position + 1);
       double sum = 0;
       for (int32_t t = 0; t <= position; ++t) {
@@ -327,7 +328,7 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
                      const std::vector<std::vector<int32_t>>* kept = nullptr) {
     const QueryPlan plan = PlanQuery(policy, position, 0);
     ASSERT_FALSE(plan.dense);
-    const float scale2 = 1 / std::sqrt(static_cast<float>(kDim)) * kernels::kTransformLog2E;
+    const float scale2 = config_.AttentionScale() * kernels::kTransformLog2E;
     for (int32_t kv_head = 0; kv_head < kKvHeads; ++kv_head) {
       std::vector<std::vector<double>> logits(kGroup);
       std::vector<double> mass(plan.mid.last);
@@ -448,6 +449,21 @@ TEST_F(RetrievalByMassTest, ReadsTheTokensOfTheLargestMassesAndAddsTheTail) {
       EXPECT_EQ(state->counts().selected_rows, most);
     }
   }
+}
+
+// Masses are of logits with the model's own scale, those of codes and those of the tail, too.
+TEST_F(RetrievalByMassTest, MassesFollowTheScaleOfAttention) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  config_.attention_multiplier = 0.05;
+  Make({{AttentionPolicy::Kind::kPca, 128}});
+  const AttentionPolicy policy = Policy("pca:k=11,sink=5,window=20");
+  const auto state = State(policy);
+  Pass(*state, 0, 170, 1000);
+  const std::vector<float> out = Pass(*state, 170, 320, 180);
+  for (int32_t position = 180; position < 320; position += 3) {
+    ExpectMassRow(policy, position, &out[(position - 170) * kRow]);
+  }
+  EXPECT_GE(heads_seen_ - heads_in_doubt_, 16);
 }
 
 // Keeps what pruning leaves of a call's first query.
@@ -722,17 +738,37 @@ TEST_F(RetrievalAttentionTest, WindowReadsAnchorsAndNothingElse) {
 
 TEST_F(RetrievalAttentionTest, OracleReadsTheTokensWithTheMostMass) {
   SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
-  Make({});
-  const AttentionPolicy policy = Policy("oracle:k=13,sink=4,window=20");
+  for (const std::optional<double> multiplier : {std::optional<double>(), {0.05}}) {
+    config_.attention_multiplier = multiplier;
+    Make({});
+    const AttentionPolicy policy = Policy("oracle:k=13,sink=4,window=20");
+    const auto state = State(policy);
+    const std::vector<float> out = Pass(*state, 300, 340, 0);
+    for (int32_t position = 300; position < 340; position += 11) {
+      ExpectRow(
+          policy, position, &out[(position - 300) * kRow],
+          [&](const QueryPlan& plan, int32_t kv_head) { return Oracle(plan, position, kv_head); },
+          [&](const QueryPlan& plan, int32_t kv_head) {
+            return OracleIsInDoubt(plan, position, kv_head);
+          });
+    }
+  }
+}
+
+// The scale of attention changes what is read, not what is chosen by codes.
+TEST_F(RetrievalAttentionTest, CodesChooseTheSameUnderAnotherScale) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  config_.attention_multiplier = 0.05;
+  Make({{AttentionPolicy::Kind::kLsh, 128}});
+  const AttentionPolicy policy = Policy("lsh:k=25,sink=4,window=20,bits=128");
   const auto state = State(policy);
-  const std::vector<float> out = Pass(*state, 300, 340, 0);
-  for (int32_t position = 300; position < 340; position += 11) {
-    ExpectRow(
-        policy, position, &out[(position - 300) * kRow],
-        [&](const QueryPlan& plan, int32_t kv_head) { return Oracle(plan, position, kv_head); },
-        [&](const QueryPlan& plan, int32_t kv_head) {
-          return OracleIsInDoubt(plan, position, kv_head);
-        });
+  Pass(*state, 0, 250, kTokens);
+  const std::vector<float> out = Pass(*state, 250, 264, 0);
+  for (int32_t position = 250; position < 264; position += 13) {
+    ExpectRow(policy, position, &out[(position - 250) * kRow],
+              [&](const QueryPlan& plan, int32_t kv_head) {
+                return ByLsh(plan, position, kv_head, 128);
+              });
   }
 }
 

@@ -41,8 +41,9 @@ ModelConfig ConfigOf(const json& row, bool old_keys) {
 }
 
 void ExpectEqualsReference(const RopeParameters& rope, const json& row) {
-  const auto& expected = row["inv_freq"];
-  ASSERT_EQ(rope.inv_freq.size(), expected.size());
+  const auto& expected = row["inv_freq"];  // of the pairs that rotate
+  ASSERT_GE(rope.inv_freq.size(), expected.size());
+  for (size_t j = expected.size(); j < rope.inv_freq.size(); ++j) EXPECT_EQ(rope.inv_freq[j], 0);
   for (size_t j = 0; j < expected.size(); ++j) {
     EXPECT_LE(Ulps(rope.inv_freq[j], expected[j].get<float>()), 1)
         << "pair " << j << ": " << rope.inv_freq[j] << ", reference " << expected[j];
@@ -52,7 +53,7 @@ void ExpectEqualsReference(const RopeParameters& rope, const json& row) {
 
 TEST(RopeTest, EveryKindEqualsTheReferenceWithinOneUlp) {
   const json table = json::parse(ReadText(SourcePath("tests/golden/families/rope.json")));
-  ASSERT_GE(table.size(), 19u);
+  ASSERT_GE(table.size(), 22u);
   for (const json& row : table) {
     for (const bool old_keys : {false, true}) {
       SCOPED_TRACE(row["rope_parameters"].dump() + (old_keys ? " (old keys)" : ""));
@@ -68,9 +69,46 @@ TEST(RopeTest, FamilyGoldensHaveTheReferencesFrequencies) {
     const std::string dir = SourcePath("tests/golden/families/" + name);
     const auto config = LoadModelConfig(dir);
     ASSERT_TRUE(config.ok()) << config.status();
-    ExpectEqualsReference(ComputeRope(*config),
-                          json::parse(ReadText(dir + "/golden.json"))["rope"]);
+    const json golden = json::parse(ReadText(dir + "/golden.json"));
+    const int32_t context = golden.value("max_context", config->max_position_embeddings);
+    const RopeParameters rope = ComputeRope(WithServedContext(*config, context));
+    ExpectEqualsReference(rope, golden["rope"]);
+    EXPECT_EQ(rope.inv_freq.size(), static_cast<size_t>(config->head_dim / 2));
   }
+}
+
+// A server has one set of factors for all sequences: that of the longest context that it serves.
+TEST(RopeTest, TheServedContextChoosesLongRopesFactors) {
+  json keys = TinyConfig();
+  keys["max_position_embeddings"] = 8192;
+  keys["rope_scaling"] = {{"type", "longrope"},
+                          {"original_max_position_embeddings", 4096},
+                          {"short_factor", std::vector<double>(32, 1.0)},
+                          {"long_factor", std::vector<double>(32, 4.0)}};
+  const auto config = ParseModelConfig(keys.dump(), "config.json", "", "");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto first = [&](int32_t context) {
+    return ComputeRope(WithServedContext(*config, context)).inv_freq[0];
+  };
+  EXPECT_EQ(first(4096), 1.0f);
+  EXPECT_EQ(first(4097), 0.25f);
+  EXPECT_EQ(ComputeRope(*config).inv_freq[0], 0.25f);  // of the model's longest
+  // What was chosen stays.
+  const ModelConfig chosen = WithServedContext(*config, 8192);
+  EXPECT_EQ(ComputeRope(WithServedContext(chosen, 512)).inv_freq[0], 0.25f);
+  // Attention's factor does not depend on it.
+  for (const int32_t context : {512, 8192}) {
+    EXPECT_NEAR(ComputeRope(WithServedContext(*config, context)).attention_factor,
+                std::sqrt(1 + std::log(2.0) / std::log(4096.0)), 1e-7);
+  }
+}
+
+TEST(RopeTest, ALayerWithoutRopeTurnsNothing) {
+  const auto config = ParseModelConfig(TinyConfig().dump(), "config.json", "", "");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const RopeParameters rope = ComputeRope(*config, LayerSpec::kNoRope);
+  EXPECT_EQ(rope.inv_freq, std::vector<float>(32, 0.0f));
+  EXPECT_EQ(rope.attention_factor, 1.0f);
 }
 
 TEST(RopeTest, FirstPairTurnsOneRadianPerPosition) {

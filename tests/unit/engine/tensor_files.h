@@ -11,9 +11,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/model/weight_storage.h"
 #include "engine/model/weights.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/quantized.h"
 #include "nlohmann/json.hpp"
 #include "tests/unit/engine/model_files.h"
 #include "tests/unit/temp_dir.h"
@@ -90,6 +92,46 @@ inline std::vector<std::pair<std::string, const WeightMatrix*>> MatricesOf(
           {"self_attn.v_proj", &layer.v}, {"self_attn.o_proj", &layer.o},
           {"mlp.gate_proj", &layer.gate}, {"mlp.up_proj", &layer.up},
           {"mlp.down_proj", &layer.down}};
+}
+
+// Keys of a small Phi-3, whose matrices share tensors and of whose heads three quarters rotate.
+inline const nlohmann::json kPhi3Keys = {{"architectures", {"Phi3ForCausalLM"}},
+                                         {"model_type", "phi3"},
+                                         {"partial_rotary_factor", 0.75}};
+
+// Compares each matrix with the rows of its tensor that it is: value(base name, row of the tensor, column), as it is widened and
+// as its blocks are stored.
+template <typename Value>
+void ExpectParts(const nlohmann::json& config_json, Weights* weights, Value value) {
+  const auto config = ParseModelConfig(config_json.dump(), "config.json", "", "");
+  ASSERT_TRUE(config.ok()) << config.status();
+  int64_t parts = 0;
+  for (const TensorSpec& spec : ModelTensors(*config, weights)) {
+    if (spec.role != TensorSpec::Role::kMatrix) continue;
+    SCOPED_TRACE(spec.name + " from row " + std::to_string(spec.first_row));
+    const std::string base = spec.name.substr(0, spec.name.rfind('.'));
+    const WeightMatrix& matrix = *spec.matrix;
+    ASSERT_EQ(matrix.rows, spec.rows);
+    parts += spec.first_row != 0 ? 1 : 0;
+    const auto stored = StoredPartsOf(WeightStorage::kStored, {{matrix}}, false);
+    ASSERT_TRUE(stored.ok()) << stored.status();
+    std::vector<float> widened(matrix.cols), of_blocks(matrix.cols);
+    std::vector<bool> seen(spec.rows);
+    for (int64_t row = 0; row < matrix.rows; ++row) {
+      const int64_t in_tensor = matrix.FileRow(row);
+      ASSERT_TRUE(in_tensor >= spec.first_row && in_tensor < spec.first_row + spec.rows);
+      seen[in_tensor - spec.first_row] = true;
+      matrix.WidenRow(row, widened.data());
+      kernels::DequantizeRow(stored->parts[0].type, stored->parts[0].rows[row], matrix.cols,
+                             of_blocks.data());
+      for (int64_t col = 0; col < matrix.cols; ++col) {
+        ASSERT_EQ(widened[col], value(base, in_tensor, col)) << row << " " << col;
+        ASSERT_EQ(of_blocks[col], widened[col]) << row << " " << col;
+      }
+    }
+    EXPECT_EQ(std::count(seen.begin(), seen.end(), true), spec.rows);
+  }
+  EXPECT_EQ(parts, 3 * config->num_layers());  // K, V and up
 }
 
 // Compares what read(row, out) makes of each row with `written`, a matrix that has rows, cols and Value(row, col).

@@ -216,6 +216,43 @@ TEST(TransformFitTest, SpreadsPositionsOverTheServedContext) {
   EXPECT_EQ(again->head.key_weight, turned->head.key_weight);  // the same seed, the same fit
 }
 
+// A layer without RoPE, or the part of a head that does not rotate: keys of any position are like the sample's.
+TEST(TransformFitTest, TurnsNothingWhereNothingRotates) {
+  Golden golden;
+  std::iota(golden.sample.key_positions.begin(), golden.sample.key_positions.end(), 0);
+  for (int32_t i = 0; i < 300; ++i) golden.sample.query_positions[i] = 3 * i;
+  golden.options.inv_freq.assign(kDim / 2, 0.0f);
+  golden.options.served_context = 60000;
+  golden.options.first_query = 0;
+  golden.options.copies = 0;
+  const auto still = FitTransformHead(golden.sample, golden.options);
+  golden.options.copies = 4;
+  const auto spread = FitTransformHead(golden.sample, golden.options);
+  ASSERT_TRUE(still.ok() && spread.ok());
+  ASSERT_EQ(still->head.mean.size(), spread->head.mean.size());
+  for (size_t c = 0; c < still->head.mean.size(); ++c) {
+    EXPECT_NEAR(still->head.mean[c], spread->head.mean[c], 1e-5) << c;
+  }
+  EXPECT_EQ(still->head.widths, spread->head.widths);
+  for (size_t i = 0; i < still->distortion.size(); ++i) {
+    EXPECT_NEAR(still->distortion[i], spread->distortion[i], 1e-6 * still->distortion[0]) << i;
+  }
+}
+
+// What products of queries and keys are divided by: the error that delta makes up for is that of logits.
+TEST(TransformFitTest, DeltaFollowsTheScaleOfAttention) {
+  Golden golden;
+  const auto of_model = FitTransformHead(golden.sample, golden.options);
+  golden.options.logit_divisor = 2 * std::sqrt(double{kDim});
+  const auto half = FitTransformHead(golden.sample, golden.options);
+  ASSERT_TRUE(of_model.ok() && half.ok());
+  EXPECT_EQ(half->head.key_weight, of_model->head.key_weight);
+  for (size_t i = 0; i < half->delta_weight.size(); ++i) {
+    EXPECT_NEAR(half->delta_weight[i], of_model->delta_weight[i] / 2,
+                1e-6 * std::abs(of_model->delta_weight[i]));
+  }
+}
+
 TEST(TransformFitTest, RefusesSamplesThatHaveNoFit) {
   Golden golden;
   TransformSample sample = golden.sample;

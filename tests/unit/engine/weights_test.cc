@@ -159,6 +159,81 @@ TEST(WeightsTest, ViewsShowTheBytesOfTheirOwnTensor) {
   }
 }
 
+json Phi3Config() {
+  json config = TinyConfig();
+  config.update({{"architectures", {"Phi3ForCausalLM"}},
+                 {"model_type", "phi3"},
+                 {"partial_rotary_factor", 0.75},
+                 {"torch_dtype", "float32"}});
+  return config;
+}
+
+// Matrices that share a tensor are parts of it, and the rows of a head that rotate in pairs lie half a head apart.
+TEST(WeightsTest, FusedTensorsAreTakenApart) {
+  const TinyModel model(Phi3Config());
+  const auto config = LoadModelConfig(model.dir());
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto weights = LoadWeights(model.dir(), *config);
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  const LayerWeights& layer = weights->layers[1];
+  EXPECT_EQ(layer.q.rows, 128);
+  EXPECT_EQ(layer.k.rows, 64);
+  EXPECT_EQ(layer.v.rows, 64);
+  EXPECT_TRUE(layer.v.IsPlain() && layer.up.IsPlain());
+  EXPECT_FALSE(layer.q.IsPlain() || layer.k.IsPlain());
+  const float* qkv = static_cast<const float*>(layer.q.data);
+  const float* gate_up = static_cast<const float*>(layer.gate.data);
+  std::vector<float> row(32);
+  const auto expect_row = [&](const WeightMatrix& matrix, int64_t at, const float* tensor,
+                              int64_t file_row) {
+    EXPECT_EQ(matrix.FileRow(at), file_row);
+    matrix.WidenRow(at, row.data());
+    EXPECT_EQ(std::memcmp(row.data(), tensor + file_row * 32, 32 * sizeof(float)), 0)
+        << at << " of " << file_row;
+  };
+  // Of 64 rows 48 rotate: 0 with 24, 1 with 25, ...; here 0 with 32. The last 16 fill up the two halves.
+  for (const int64_t head : {0, 1, 2}) {
+    const WeightMatrix& matrix = head < 2 ? layer.q : layer.k;
+    const int64_t begin = head < 2 ? 64 * head : 0;
+    for (int64_t j = 0; j < 32; ++j) {
+      const int64_t first = j < 24 ? j : 48 + j - 24, second = j < 24 ? 24 + j : 56 + j - 24;
+      expect_row(matrix, begin + j, qkv, 64 * head + first);
+      expect_row(matrix, begin + 32 + j, qkv, 64 * head + second);
+    }
+  }
+  for (int64_t i = 0; i < 64; ++i) expect_row(layer.v, i, qkv, 192 + i);
+  EXPECT_EQ(std::memcmp(layer.v.host().data, qkv + 192 * 32, 64 * 32 * sizeof(float)), 0);
+  for (int64_t i = 0; i < 48; ++i) {
+    expect_row(layer.gate, i, gate_up, i);
+    expect_row(layer.up, i, gate_up, 48 + i);
+  }
+  // All rows of the tensors are somebody's.
+  EXPECT_EQ(Summarize(*config, *weights).bytes,
+            static_cast<int64_t>(std::filesystem::file_size(model.File("model.safetensors"))) -
+                static_cast<int64_t>(weights->files[0]->header().data_offset()));
+}
+
+TEST(WeightsTest, FusedTensorsOfAnotherShapeAreRefusedByName) {
+  for (const auto& [name, rows] :
+       {std::pair("self_attn.qkv_proj", 256), std::pair("mlp.gate_up_proj", 96)}) {
+    const std::string tensor = std::string("model.layers.1.") + name + ".weight";
+    const TinyModel model(Phi3Config());
+    const int64_t half = rows / 2;
+    model.Edit("model.safetensors", [&](json& header, std::string&) {
+      header[tensor]["shape"] = {half, 64};
+    });
+    EXPECT_THAT(LoadError(model),
+                AllOf(HasSubstr(tensor), HasSubstr("expected [" + std::to_string(rows) + ", 32]")));
+    const TinyModel lacking(Phi3Config());
+    lacking.Edit("model.safetensors", [&](json& header, std::string&) {
+      header["other"] = header[tensor];
+      header.erase(tensor);
+    });
+    EXPECT_THAT(LoadError(lacking, absl::StatusCode::kNotFound),
+                HasSubstr("tensor \"" + tensor + "\" is missing"));
+  }
+}
+
 TEST(WeightsTest, WeightsMayBeMoved) {
   const TinyModel model;
   auto weights = Load(model.dir());
