@@ -28,6 +28,7 @@ POLICIES = ["pca:k=5%", "lsh:k=5%", "quest:k=5%", "oracle:k=5%", "window"]
 EXACT_POLICIES = ["pca:k=5%,verify=8,dense_layers=0", "lsh:k=5%,verify=3,dense_layers=0"]
 
 LLAMA, QWEN2, QWEN3 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+SMOLLM3, SEED_OSS, GRANITE, PHI3 = "SmolLM3ForCausalLM", "SeedOssForCausalLM", "GraniteForCausalLM", "Phi3ForCausalLM"
 # Family, layers (so that a shape has about 300 million weights at most), hidden and intermediate size, heads, KV heads, head
 # dimension, vocabulary (the family's where it is a small part of the weights).
 SHAPES = {
@@ -49,16 +50,33 @@ SHAPES = {
     "qwen2.5-14b": (QWEN2, 1, 5120, 13824, 40, 8, 128, 16384),
     "qwen3-0.6b": (QWEN3, 2, 1024, 3072, 16, 8, 128, 151936),
     "qwen3-4b": (QWEN3, 2, 2560, 9728, 32, 8, 128, 16384),
+    "smollm3-3b": (SMOLLM3, 4, 2048, 11008, 16, 4, 128, 16384),
+    "seed-oss-36b": (SEED_OSS, 1, 5120, 27648, 80, 8, 128, 4096),
+    "granite-3.3-2b": (GRANITE, 2, 2048, 8192, 32, 8, 64, 49152),
+    "granite-3.3-8b": (GRANITE, 1, 4096, 12800, 32, 8, 128, 16384),
+    "phi-4-mini": (PHI3, 2, 3072, 8192, 24, 8, 128, 16384),
+}
+# Keys of a shape beside those of its sizes. Granite's attention_multiplier is larger than the family's, so that attention has a
+# part in what random weights say.
+MORE_KEYS = {
+    "granite-3.3-2b": {"embedding_multiplier": 12.0, "attention_multiplier": 0.1, "residual_multiplier": 0.22,
+                       "logits_scaling": 8.0},
+    "granite-3.3-8b": {"embedding_multiplier": 12.0, "attention_multiplier": 0.07, "residual_multiplier": 0.22,
+                       "logits_scaling": 16.0},
+    "phi-4-mini": {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 4096,
+                   "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48,
+                                    "long_factor": [1.1 * 1.09**pair for pair in range(48)]}},
 }
 
 
 def configuration(name):
     family, layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary = SHAPES[name]
-    return {"architectures": [family], "model_type": family.removesuffix("ForCausalLM").lower(), "hidden_size": hidden,
+    model_type = "seed_oss" if family == SEED_OSS else family.removesuffix("ForCausalLM").lower()
+    return {"architectures": [family], "model_type": model_type, "hidden_size": hidden,
             "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
             "num_key_value_heads": kv_heads, "head_dim": head_dim, "vocab_size": vocabulary, "max_position_embeddings": 8192,
             "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu", "tie_word_embeddings": hidden < 2560,
-            "torch_dtype": "bfloat16"}
+            "torch_dtype": "bfloat16", **MORE_KEYS.get(name, {})}
 
 
 class Failure(Exception):

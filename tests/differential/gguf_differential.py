@@ -1,20 +1,25 @@
 #!/usr/bin/env python3
 """Compares how winnow reads GGUF files with the PyPI package `gguf` and with transformers.
 
-    pip install gguf==0.19.0 numpy            # and for `model`: torch transformers==5.23.0 accelerate
+    pip install gguf==0.19.0 numpy            # and for the others: torch transformers==5.23.0 accelerate
     cmake --build ../../build/release --target winnow_model_tool
     ./gguf_differential.py types --tool ../../build/release/winnow_model_tool --files 20
+    ./gguf_differential.py families --tool ../../build/release/winnow_model_tool
     ./gguf_differential.py model --tool ../../build/release/winnow_model_tool FILE.gguf
 
 `types` writes files with random blocks of every type and compares all values, bit for bit (no number is equal to no number).
+`families` writes the models of ../golden/families that GGUF files can hold as llama.cpp's converter does, and compares the
+logits that winnow computes from file and directory with each other and with those of transformers, which are in the goldens.
 `model` converts FILE.gguf to a Hugging Face directory with transformers, and compares greedy tokens and logits of 50 prompts:
 of winnow from the file, of winnow from the directory, and of transformers. It prints every difference with its gap in
 log-probability. Exits with 1 if values differ, or tokens do where transformers' lead was more than --lead.
 """
 import argparse
 import json
+import math
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -79,6 +84,129 @@ def compare_types(tool, files, seed):
     return different == 0
 
 
+FAMILIES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "families")
+INTERLEAVED = ("llama", "smollm3", "granite")  # their writer puts values of Q and K that rotate together side by side
+LAYER_NAMES = {
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+OTHER_NAMES = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
+               "lm_head.weight": "output.weight"}
+
+
+def gguf_name(name, family):
+    if name in OTHER_NAMES:
+        return OTHER_NAMES[name]
+    _, _, layer, rest = name.split(".", 3)
+    base, suffix = rest.rsplit(".", 1)
+    if family == "seed_oss" and base == "post_attention_layernorm":
+        return f"blk.{layer}.post_attention_norm.{suffix}"
+    return f"blk.{layer}.{LAYER_NAMES[base]}.{suffix}"
+
+
+def interleave(tensor, heads):
+    rows = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
+    return rows.swapaxes(1, 2).reshape(tensor.shape)
+
+
+def token_texts(config):
+    """No text is read, but a model without a tokenizer does not load."""
+    return ["a", "b", "ab"] + [f"t{i}" for i in range(3, config.vocab_size)]
+
+
+def write_family(directory, config, path):
+    """The model of a directory as a GGUF file in float32, with `config` as transformers resolves it."""
+    from safetensors.torch import load_file
+    family, rope = config.model_type, config.rope_parameters
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer = gguf.GGUFWriter(path, family)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    if family == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if family == "phi3":
+        writer.add_sliding_window(config.sliding_window or 0)
+        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+    if rope["rope_type"] == "longrope":
+        original = rope["original_max_position_embeddings"]
+        scale = config.max_position_embeddings / original
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
+        for kind in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], dtype=np.float32))
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(token_texts(config))
+    writer.add_token_types([1] * config.vocab_size)
+    writer.add_token_merges(["a b"])
+    for name, tensor in load_file(os.path.join(directory, "model.safetensors")).items():
+        values = tensor.float().numpy()
+        if family in INTERLEAVED and ".q_proj." in name:
+            values = interleave(values, config.num_attention_heads)
+        if family in INTERLEAVED and ".k_proj." in name:
+            values = interleave(values, config.num_key_value_heads)
+        writer.add_tensor(gguf_name(name, family), np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def compare_families(tool):
+    """Whether all logits are within 1e-3 of the goldens' and those of file and directory are the same."""
+    from transformers import AutoConfig
+    good = True
+    with open(os.path.join(FAMILIES, "cases.json")) as file:
+        cases = json.load(file)["cases"]
+    for case in cases:
+        source = os.path.join(FAMILIES, case)
+        config = AutoConfig.from_pretrained(source)
+        kind = config.rope_parameters["rope_type"]
+        every_fourth = [int((i + 1) % 4 != 0) for i in range(config.num_hidden_layers)]
+        if (not os.path.exists(os.path.join(source, "model.safetensors")) or kind not in ("default", "linear", "longrope")
+                or config.model_type == "mistral" or getattr(config, "no_rope_layers", every_fourth) != every_fourth):
+            continue
+        with open(os.path.join(source, "golden.json")) as file:
+            golden = json.load(file)
+        context = str(golden.get("max_context", config.max_position_embeddings))
+        with tempfile.TemporaryDirectory() as folder:
+            path, directory = os.path.join(folder, "m.gguf"), os.path.join(folder, "m")
+            write_family(source, config, path)
+            shutil.copytree(source, directory)
+            with open(os.path.join(directory, "tokenizer.json"), "w") as file:
+                vocab = {text: i for i, text in enumerate(token_texts(config))}
+                json.dump({"version": "1.0", "added_tokens": [], "normalizer": None, "post_processor": None,
+                           "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                                             "use_regex": True},
+                           "decoder": {"type": "ByteLevel"}, "model": {"type": "BPE", "vocab": vocab, "merges": ["a b"]}}, file)
+            prompts = [sequence["input_ids"] for sequence in golden["sequences"]]
+            of_file = run_tool(tool, path, "f32", 16, prompts, context)
+            of_directory = run_tool(tool, directory, "f32", 16, prompts, context)
+        worst = between = 0.0
+        for ours, theirs, sequence in zip(of_file, of_directory, golden["sequences"]):
+            worst = max(worst, float(np.abs(np.array(ours["logits"]) - sequence["last_logits"]).max()))
+            between = max(between, float(np.abs(np.array(ours["logits"]) - theirs["logits"]).max()))
+            good &= ours["greedy"] == sequence["greedy_ids"]
+        print(f"{case}: logits differ by at most {worst:.6f} from transformers', {between:.6f} from the directory's")
+        good &= worst < 1e-3 and between < 1e-4
+    return good
+
+
 WORDS = ("the of and a to in is it that was for on are with as his they at be this have from or had by word but what some we can "
          "out other were all there when up use your how said an each she which do their time if will way about many then them "
          "Paris river 1984 3.14 def return class import while { } ( ) Zürich 漢字 😀 \n\n").split(" ")
@@ -90,9 +218,10 @@ def make_prompts(count, seed, vocab_size):
     return texts
 
 
-def run_tool(tool, model, dtype, tokens, prompts):
+def run_tool(tool, model, dtype, tokens, prompts, *context):
     lines = "\n".join(" ".join(map(str, ids)) for ids in prompts) + "\n"
-    result = subprocess.run([tool, "greedy", model, dtype, str(tokens)], input=lines, capture_output=True, text=True)
+    result = subprocess.run([tool, "greedy", model, dtype, str(tokens), *context], input=lines, capture_output=True,
+                            text=True)
     answers = [json.loads(line) for line in result.stdout.splitlines()]
     if len(answers) != len(prompts):
         sys.exit(f"{tool} gave {len(answers)} answers to {len(prompts)} prompts: {result.stderr}")
@@ -172,7 +301,7 @@ def compare_model(tool, path, count, tokens, seed, lead_max):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["types", "model"])
+    parser.add_argument("what", choices=["types", "families", "model"])
     parser.add_argument("model", nargs="?", help="a GGUF file")
     parser.add_argument("--tool", required=True, help="winnow_model_tool")
     parser.add_argument("--files", type=int, default=20)
@@ -184,6 +313,8 @@ def main():
     print(f"seed {flags.seed}")
     if flags.what == "types":
         good = compare_types(flags.tool, flags.files, flags.seed)
+    elif flags.what == "families":
+        good = compare_families(flags.tool)
     else:
         good = compare_model(flags.tool, flags.model, flags.prompts, flags.tokens, flags.seed, flags.lead)
     sys.exit(0 if good else 1)

@@ -3,9 +3,10 @@
 //   winnow_model_tool tensors FILE.gguf OUT_DIR     writes each tensor's values as OUT_DIR/<number>.f32, in the file's order
 //   winnow_model_tool matrices DIR OUT_DIR          writes each matrix of a model directory, widened, as OUT_DIR/<its plain
 //                                                   tensor's name>.f32
-//   winnow_model_tool greedy MODEL DTYPE COUNT      reads token ids, one prompt a line, from stdin; prints a line of JSON for
+//   winnow_model_tool greedy MODEL DTYPE COUNT [CONTEXT]
+//                                                   reads token ids, one prompt a line, from stdin; prints a line of JSON for
 //                                                   each: COUNT greedy tokens, the logits after the prompt, and for each
-//                                                   token by how much it led
+//                                                   token by how much it led. CONTEXT: the longest, else 2048
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -51,7 +52,9 @@ absl::Status WriteMatrices(const std::string& path, const std::string& out_dir) 
   for (const TensorSpec& spec : ModelTensors(config, &weights)) {
     if (spec.rows == 0) continue;
     std::vector<float> row(spec.matrix->cols);
-    std::ofstream out(Concat(out_dir, "/", spec.name, ".f32"), std::ios::binary);
+    // Matrices that share a tensor follow each other in its file.
+    std::ofstream out(Concat(out_dir, "/", spec.name, ".f32"),
+                      spec.first_row != 0 ? std::ios::binary | std::ios::app : std::ios::binary);
     for (int64_t i = 0; i < spec.matrix->rows; ++i) {
       spec.matrix->WidenRow(i, row.data());
       out.write(reinterpret_cast<const char*>(row.data()),
@@ -62,10 +65,11 @@ absl::Status WriteMatrices(const std::string& path, const std::string& out_dir) 
   return absl::OkStatus();
 }
 
-absl::Status PrintGreedy(const std::string& path, const std::string& dtype, size_t count) {
+absl::Status PrintGreedy(const std::string& path, const std::string& dtype, size_t count,
+                         int32_t context) {
   ModelOptions options;
   options.dtype = dtype;
-  options.max_context = 2048;
+  options.max_context = context;
   options.retrieval.artifact = "none";
   options.retrieval.index = "none";
   WINNOW_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model, LoadModel(path, options));
@@ -103,8 +107,9 @@ int Main(int argc, char** argv) {
     status = WriteTensors(arguments[1], arguments[2]);
   } else if (arguments.size() == 3 && arguments[0] == "matrices") {
     status = WriteMatrices(arguments[1], arguments[2]);
-  } else if (arguments.size() == 4 && arguments[0] == "greedy") {
-    status = PrintGreedy(arguments[1], arguments[2], std::stoul(arguments[3]));
+  } else if ((arguments.size() == 4 || arguments.size() == 5) && arguments[0] == "greedy") {
+    status = PrintGreedy(arguments[1], arguments[2], std::stoul(arguments[3]),
+                         arguments.size() == 5 ? std::stoi(arguments[4]) : 2048);
   }
   if (status.ok()) return 0;
   std::cerr << status << "\n";
