@@ -88,7 +88,7 @@ class Model:
         name, arguments = pretrained_arguments(path)
         config = AutoConfig.from_pretrained(name, **arguments)
         if config.model_type not in ("llama", "mistral", "qwen2", "qwen3"):
-            raise ValueError(f"{path}: model_type {config.model_type!r} is not one that winnow serves")
+            raise ValueError(f"{path}: model_type {config.model_type!r} is not one that calibrate knows: llama, mistral, qwen2, qwen3")
         self.config = config
         self.layers = config.num_hidden_layers
         self.query_heads = config.num_attention_heads
