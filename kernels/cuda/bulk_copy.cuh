@@ -63,14 +63,6 @@ __device__ __forceinline__ void StoreAt(uint32_t to, uint2 value, uint32_t barri
       : "memory");
 }
 
-// L2's policy for what nobody reads again soon: it goes first, and not what else lies there (the next kernels' instructions
-// among it: w8a8 without it had 74 us for a selection at 128K that takes 56 with it).
-__device__ __forceinline__ uint64_t ReadOnce() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
 // A multiple of 16 bytes, both ends aligned so; `barrier` hears of them.
 __device__ __forceinline__ void BulkCopy(uint32_t to, const void* from, uint32_t bytes,
                                          uint32_t barrier) {

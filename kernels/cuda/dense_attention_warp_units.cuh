@@ -4,6 +4,7 @@
 #define WINNOW_KERNELS_CUDA_DENSE_ATTENTION_WARP_UNITS_CUH_
 
 #include "kernels/cuda/dense_attention_splits.cuh"
+#include "kernels/cuda/read_once.cuh"
 
 namespace winnow::kernels::cuda::dense {
 
@@ -317,7 +318,7 @@ class UnitRing {
     __shared__ alignas(8) uint64_t barriers[Units::kStages];
     barriers_ = SharedAddress(barriers);
     InitBarriers<Units::kStages>(barriers_);
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once_));
+    read_once_ = ReadOnce();
     Look();
   }
 

@@ -70,6 +70,7 @@
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/matmul_int8.h"
 #include "kernels/cuda/matmul_parts.cuh"
+#include "kernels/cuda/read_once.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {

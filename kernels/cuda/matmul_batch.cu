@@ -35,6 +35,7 @@
 // instructions that took what its lanes had read. Why the tool does not follow that is not known.
 #include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/matmul_batch_parts.cuh"
+#include "kernels/cuda/read_once.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {

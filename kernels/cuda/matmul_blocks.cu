@@ -17,6 +17,7 @@
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul_blocks_parts.cuh"
+#include "kernels/cuda/read_once.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {

@@ -24,6 +24,7 @@
 #include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/matmul_batch_parts.cuh"
 #include "kernels/cuda/matmul_blocks_parts.cuh"
+#include "kernels/cuda/read_once.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {

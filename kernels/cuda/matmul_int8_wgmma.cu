@@ -58,6 +58,7 @@
 
 #include "kernels/cuda/matmul_int8_parts.cuh"
 #include "kernels/cuda/matmul_wgmma_parts.cuh"
+#include "kernels/cuda/read_once.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {

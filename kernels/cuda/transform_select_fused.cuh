@@ -27,6 +27,7 @@
 #define WINNOW_KERNELS_CUDA_TRANSFORM_SELECT_FUSED_CUH_
 
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/read_once.cuh"
 #include "kernels/cuda/transform_select_parts.cuh"
 
 namespace winnow::kernels::cuda::masses {
@@ -325,9 +326,9 @@ class Fused {
         const auto* const from =
             reinterpret_cast<const uint8_t*>(words_[s]) + uint64_t{tile} * tile_bytes_;
         // Relaxed: a plain load the compiler moves to where the words are used, so that nothing flies ahead.
-        asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
+        asm volatile("ld.relaxed.gpu.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
                      : "=r"(words[t][s].x), "=r"(words[t][s].y)
-                     : "l"(from));
+                     : "l"(from), "l"(ReadOnce()));
       }
     }
   }
