@@ -249,9 +249,12 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const auto all_tiles = static_cast<int32_t>(raster.count());
   if (warp >= S::kWarps) {
     if constexpr (S::kMultiplyRegisters > 0) GiveUpRegisters<kFillRegisters>();
-    // A stage's copies: those of W, then of this block's panels their integers, then their scales. Each warp makes one or two.
+    // A stage's copies: those of W, then of this block's panels their integers, then their scales. A warp makes one of W, which need
+    // not wait for the kernel before, or one or two of the others.
     constexpr int kCopies = S::kWCopies + 2 * S::kMyPanels;
-    constexpr int kMost = (kCopies + kFillWarps - 1) / kFillWarps;  // of a warp
+    constexpr int kRowWarps = kFillWarps - S::kWCopies;
+    static_assert(kRowWarps > 0);
+    constexpr int kMost = (kCopies - S::kWCopies + kRowWarps - 1) / kRowWarps;  // of a warp
     const int filler = warp - S::kWarps;
     const int32_t last_panel = (args.m - 1) / kPanelRows, last_w = (args.out - 1) / kPanelRows;
     // A tile's rows of a panel. A batch is one tile, of which no more is copied than exists.
@@ -277,7 +280,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     const auto each = [&](const auto& call) {
 #pragma unroll
       for (int i = 0; i < kMost; ++i) {
-        if (const int copy = filler + i * kFillWarps; copy < kCopies) call(i, copy);
+        if (i > 0 && filler < S::kWCopies) break;
+        if (const int copy = filler + i * kRowWarps; copy < kCopies) call(i, copy);
       }
     };
     // Begins of this warp's copies of a tile. In place of what does not exist the last that does is copied.

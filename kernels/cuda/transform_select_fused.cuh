@@ -622,8 +622,7 @@ class Fused {
       float weights[2][2];
       ForSums(Sums(p), [&](int h, int j, int32_t dot) {
         const Weighing& head = heads.of[c][j];
-        weights[h][j] =
-            Exp2(__fsub_rn(__fmaf_rn(head.a, FloatOf(dot), head.b), head.reference));
+        weights[h][j] = Exp2(__fsub_rn(__fmaf_rn(head.a, FloatOf(dot), head.b), head.reference));
       });
       KeepSums(p, make_int4(__float_as_int(weights[0][0]), __float_as_int(weights[0][1]),
                             __float_as_int(weights[1][0]), __float_as_int(weights[1][1])));
@@ -928,7 +927,7 @@ class Fused {
   uint32_t inside_;
   MassCut cut_ = {kNoBin, 0, kMassKeyBins, 0};
   uint32_t cells_[kChunks > 1 ? Shape::kUnits : 1];  // of the lane's tokens, two each
-  int4 dots_[kRolled ? 1 : Shape::kProducts];  // Sums()
+  int4 dots_[kRolled ? 1 : Shape::kProducts];        // Sums()
 };
 
 template <int kSlots, int kGroup, int kTiles>

@@ -99,6 +99,45 @@ TEST_F(CudaMatmulInt8Test, ManyTilesHaveTheBitsOfAnyDevicesKernel) {
   }
 }
 
+// A product begins while rows are still rounded, and takes none of them before all are: here those that are rounded last.
+TEST_F(CudaMatmulInt8Test, RowsAreTakenWhenAllAreRounded) {
+  SCOPED_TRACE(Seed());
+  constexpr int64_t kRows = 8192, kIn = 2048, kOut = 4096, kPanel = 64;
+  const BlockMatrix matrix = Weights(kOut, kIn);
+  DeviceArray<std::byte> packed(Int8WeightBytes(kOut, kIn));
+  const DeviceWeights w = PackOnDevice(matrix.stored(), packed);
+  Matrix x = Matrix::Normal(random_, kRows, kIn);
+  const auto on_device = Upload(x);
+  DeviceArray<std::byte> rounded(RoundedBytes(kRows, kIn));
+  for (const int64_t m : {1, 8, 16, 32, 64, 100, 128, 192}) {
+    SCOPED_TRACE(testing::Message() << "m " << m);
+    const int64_t first = kRows - (m + kPanel - 1) / kPanel * kPanel;
+    DeviceArray<float> plain(m * kOut), fast(m * kOut);
+    MatmulArgs args;
+    args.m = m;
+    args.y_stride = kOut;
+    std::vector<float> expected;
+    for (int round = 0; round < 12; ++round) {
+      rounded.Poison();
+      WINNOW_CUDA_OK(cudaDeviceSynchronize());
+      WINNOW_CUDA_OK(
+          RoundRows({on_device.data(), kRows, kIn, x.tensor().stride}, rounded.data(), nullptr));
+      args.portable = round == 0;
+      args.y = args.portable ? plain.data() : fast.data();
+      WINNOW_CUDA_OK(MatmulRounded(args, w, rounded.data() + RoundedBytes(first, kIn), nullptr));
+      if (args.portable) {
+        expected = plain.Get();
+        continue;
+      }
+      const std::vector<float> got = fast.Get();
+      for (size_t i = 0; i < got.size(); ++i) {
+        ASSERT_EQ(std::bit_cast<uint32_t>(got[i]), std::bit_cast<uint32_t>(expected[i]))
+            << "round " << round << ", row " << i / kOut << ", output " << i % kOut;
+      }
+    }
+  }
+}
+
 // The promise of backend.h: a row's bits do not depend on how many rows are in the call.
 TEST_F(CudaMatmulInt8Test, ARowHasTheSameBitsAmongAnyNumberOfRows) {
   SCOPED_TRACE(Seed());
