@@ -328,6 +328,45 @@ TEST(Decoder, ALayerWithoutRopeSeesNoPositions) {
   EXPECT_LT(MaxDifference(last_logits(without), still), 1e-4);
 }
 
+// Granite's factors are those of the matrices that they belong to, also where the norms' epsilon is not small.
+TEST(Decoder, FactorsOfTheResidualStreamAreThoseOfItsMatrices) {
+  ModelConfig plain = SmallConfig(DType::kF32);
+  plain.rms_norm_eps = 0.5f;
+  const SyntheticWeights of_plain = *MakeSyntheticWeights(plain, 7);
+  ModelConfig with_factors = plain;
+  with_factors.embedding_multiplier = 3;
+  with_factors.residual_multiplier = 0.3;
+  with_factors.logits_scaling = 2;
+  // The plain model has them in its weights.
+  std::vector<std::vector<float>> scaled;
+  const auto scale = [&](WeightMatrix& matrix, float factor) {
+    const auto* const from = static_cast<const float*>(matrix.data);
+    scaled.emplace_back(from, from + matrix.rows * matrix.cols);
+    for (float& value : scaled.back()) value *= factor;
+    matrix.data = scaled.back().data();
+  };
+  SyntheticWeights changed = *MakeSyntheticWeights(plain, 7);
+  Weights& weights = changed.weights;
+  scale(weights.embedding, 3);
+  scale(weights.lm_head, 0.5f);
+  for (LayerWeights& layer : weights.layers) {
+    scale(layer.o, 0.3f);
+    scale(layer.down, 0.3f);
+  }
+  const auto backend = kernels::MakeCpuBackend("auto", 2);
+  std::mt19937_64 random(5);
+  const std::vector<int32_t> tokens = RandomTokens(random, 40, plain.vocab_size);
+  const auto logits = [&](const ModelConfig& config, const Weights& of) {
+    const auto decoder = *Decoder::Create(
+        config, of, *backend,
+        {.compute = DType::kF32, .kv_dtype = DType::kF32, .block_tokens = 16, .kv_bytes = 1 << 20});
+    return testing::Run(*decoder, tokens, 0, testing::ShuffledBlocks(*decoder, random), 1, 40);
+  };
+  const std::vector<float> expected = logits(plain, weights);
+  EXPECT_LT(MaxDifference(logits(with_factors, of_plain.weights), expected), 1e-4);
+  EXPECT_GT(MaxDifference(logits(plain, of_plain.weights), expected), 1e-2);
+}
+
 TEST(Decoder, NoiseInTheKvPoolIsFiniteAndReachesTheLogits) {
   SmallModel model = MakeSmallModel("auto", 2, DType::kBF16);
   std::mt19937_64 random(5);

@@ -675,36 +675,37 @@ INSTANTIATE_TEST_SUITE_P(Blocks, EncodedTogetherTest, ::testing::Values(16, 32, 
 
 TEST_P(EncodedTogetherTest, ATokenWaitsUntilAQueryCouldChooseIt) {
   SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
-  Make({{AttentionPolicy::Kind::kPca, 128}}, 0, /*four_bit_keys=*/true);
   for (const char* text : {"pca:k=7,window=30", "pca:k=7,window=10,tail=off", "pca:k=7,window=1",
                            "pca:k=9,window=30,p=0.9"}) {
     SCOPED_TRACE(text);
     const AttentionPolicy policy = Policy(text);
-    std::vector<float> expected;
-    {
-      const auto whole = State(policy);
-      Pass(*whole, 0, 200, 1000);
-      expected = Pass(*whole, 200, 330, 200);
-    }
-    const auto decoding = State(policy);
-    Pass(*decoding, 0, 200, 1000);
+    Make({{AttentionPolicy::Kind::kPca, 128}}, 0, /*four_bit_keys=*/true);  // without codes
     std::vector<float> got;
-    int32_t encodings = 0, indexed = 200;
-    for (int32_t position = 200; position < 330; ++position) {
-      const std::vector<float> out = Pass(*decoding, position, position + 1, 200);
-      got.insert(got.end(), out.begin(), out.end());
-      const int32_t now = decoding->layer(kLayers - 1).indexed;
-      EXPECT_GE(now, position + 1 - policy.window);
-      encodings += now != indexed ? 1 : 0;
-      indexed = now;
+    int32_t encodings = 0;
+    {
+      const auto decoding = State(policy);
+      Pass(*decoding, 0, 200, 1000);
+      int32_t indexed = 200;
+      for (int32_t position = 200; position < 330; ++position) {
+        const std::vector<float> out = Pass(*decoding, position, position + 1, 200);
+        got.insert(got.end(), out.begin(), out.end());
+        const int32_t now = decoding->layer(kLayers - 1).indexed;
+        EXPECT_GE(now, position + 1 - policy.window);
+        encodings += now != indexed ? 1 : 0;
+        indexed = now;
+      }
     }
+    const auto whole = State(policy);
+    Pass(*whole, 0, 200, 1000);
+    const std::vector<float> expected = Pass(*whole, 200, 330, 200);
     EXPECT_TRUE(std::ranges::equal(got, expected, [](float a, float b) {
       return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
     }));
     // What is pruned looks at the newest tokens, too.
     const int32_t together = policy.p.has_value() ? 1 : std::min(GetParam(), policy.window + 1);
     EXPECT_GE(encodings, 130 / together);
-    EXPECT_LE(encodings, 130 / together + (together == 1 ? 0 : 130 / GetParam() + 1));
+    // With a block's end, and a table's border of 64 tokens.
+    EXPECT_LE(encodings, 130 / together + (together == 1 ? 0 : 130 / GetParam() + 3));
   }
 }
 
