@@ -260,7 +260,7 @@ absl::Status TensorError(std::string_view name, const GgufTensor& tensor, std::s
                                            " at byte ", tensor.begin, ": ", what));
 }
 
-// What frequencies are divided by, one number for each pair that rotates.
+// Divisors of frequencies, one number for each pair that rotates.
 absl::StatusOr<std::vector<float>> FactorsOf(const GgufContents& contents, const GgufTensor& tensor,
                                              std::string_view name, const ModelConfig& config) {
   const int64_t count = config.RotaryDim() / 2;

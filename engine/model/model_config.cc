@@ -186,7 +186,7 @@ void RefuseWhatIsLacking(JsonKeys& keys, const ModelFamily& family, const ModelC
   RefuseSlidingWindow(keys, family, config);
 }
 
-// Which layers do not rotate: those with a 0 in no_rope_layers, else each last one of no_rope_layer_interval.
+// Finds the layers that do not rotate: those with a 0 in no_rope_layers, else each last one of no_rope_layer_interval.
 void ReadLayersWithoutRope(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
   if (family.no_rope_interval == 0) return;
   const int64_t interval =

@@ -26,14 +26,14 @@ struct WeightMatrix {
   kernels::WeightType type = kernels::WeightType::kF32;
   int64_t rows = 0;
   int64_t cols = 0;
-  // Where a matrix shares its tensor with others, one behind the other: the tensor's row that is its first. `data` is the
-  // tensor's begin.
+  // The first row of its tensor that is the matrix's, where several share one, one behind the other. `data` is the tensor's
+  // begin.
   int64_t first_row = 0;
   // Order in which the file has the rows of each head of Q and K. winnow rotates row j of a head together with row j + d/2.
   enum class HeadOrder : uint8_t {
     kRotated,      // in that order
     kInterleaved,  // GGUF's "llama": row 2j is row j here, and row 2j + 1 is row j + d/2
-    // Of `rotary_dim` rows that rotate, row j and row j + rotary_dim/2 together; those that do not are behind them. Here
+    // Rows j and j + rotary_dim/2 rotate together, of the first `rotary_dim`; those that do not rotate are behind them. Here
     // they are the middle of either half.
     kRotaryFirst,
   };

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
       delta = __fmaf_rn(deltas[row], deltas[row], delta);
     }
   }
-  // What needs the kernels ahead, and all that is written.
+  // Masses of anchors need the kernels ahead, and so does all that is written.
   WaitForEarlier();
   if (args.tail_masses != nullptr && i < kTransformCells) {
     args.tail_masses[at * kTransformCells + i] = 0;

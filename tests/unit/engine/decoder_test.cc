@@ -303,7 +303,7 @@ float MaxDifference(const std::vector<float>& a, const std::vector<float>& b) {
   return most;
 }
 
-// What a token takes from the first layer does not depend on how far the others are where that layer does not rotate.
+// A layer that does not rotate gives a token the same from others however far they are.
 TEST(Decoder, ALayerWithoutRopeSeesNoPositions) {
   ModelConfig config = SmallConfig(DType::kF32);
   config.layers.resize(1);

@@ -214,7 +214,7 @@ TEST(ModelConfigTest, Phi3RotatesInPartAndHasLongRope) {
   newer["original_max_position_embeddings"] = 2048;
   EXPECT_EQ(ParseGood(newer).RotaryDim(), 48);
   EXPECT_EQ(ParseGood(newer).ropes[0].scaling.factor, 4.0);
-  // What Phi-4-mini's files say beside, and nobody reads.
+  // Phi-4-mini's files say this, too, and nobody reads it.
   newer.update({{"full_attn_mod", 1}, {"interpolate_factor", 1}, {"lm_head_bias", false}});
   EXPECT_THAT(ParseGood(newer).unknown_keys, IsEmpty());
 }

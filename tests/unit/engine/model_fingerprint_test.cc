@@ -163,7 +163,7 @@ TEST_F(ModelFingerprintOf, KvHoldsEveryByteAndEveryNumberThatKvDependsOn) {
   EXPECT_EQ(of(scaled), base);
 }
 
-// Which of LongRoPE's factors a server uses follows from the context that it serves.
+// The context that a server serves decides between LongRoPE's factors.
 TEST_F(ModelFingerprintOf, KvOfLongRopesFactorsIsToldApart) {
   config_.head_dim = 64;
   config_.max_position_embeddings = 8192;

@@ -701,10 +701,10 @@ TEST_P(EncodedTogetherTest, ATokenWaitsUntilAQueryCouldChooseIt) {
     EXPECT_TRUE(std::ranges::equal(got, expected, [](float a, float b) {
       return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
     }));
-    // What is pruned looks at the newest tokens, too.
+    // Pruning looks at the newest tokens, too.
     const int32_t together = policy.p.has_value() ? 1 : std::min(GetParam(), policy.window + 1);
     EXPECT_GE(encodings, 130 / together);
-    // With a block's end, and a table's border of 64 tokens.
+    // A block's end and a table's border of 64 tokens come beside.
     EXPECT_LE(encodings, 130 / together + (together == 1 ? 0 : 130 / GetParam() + 3));
   }
 }

@@ -239,7 +239,7 @@ TEST(TransformFitTest, TurnsNothingWhereNothingRotates) {
   }
 }
 
-// What products of queries and keys are divided by: the error that delta makes up for is that of logits.
+// Delta makes up for the error of logits, which the scale of attention is part of.
 TEST(TransformFitTest, DeltaFollowsTheScaleOfAttention) {
   Golden golden;
   const auto of_model = FitTransformHead(golden.sample, golden.options);

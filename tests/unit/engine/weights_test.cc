@@ -191,7 +191,7 @@ TEST(WeightsTest, FusedTensorsAreTakenApart) {
     EXPECT_EQ(std::memcmp(row.data(), tensor + file_row * 32, 32 * sizeof(float)), 0)
         << at << " of " << file_row;
   };
-  // Of 64 rows 48 rotate: 0 with 24, 1 with 25, ...; here 0 with 32. The last 16 fill up the two halves.
+  // Rows that rotate together, 48 of 64: 0 with 24, 1 with 25, ...; here 0 with 32. The last 16 fill up the two halves.
   for (const int64_t head : {0, 1, 2}) {
     const WeightMatrix& matrix = head < 2 ? layer.q : layer.k;
     const int64_t begin = head < 2 ? 64 * head : 0;
