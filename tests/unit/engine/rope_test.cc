@@ -93,7 +93,7 @@ TEST(RopeTest, TheServedContextChoosesLongRopesFactors) {
   EXPECT_EQ(first(4096), 1.0f);
   EXPECT_EQ(first(4097), 0.25f);
   EXPECT_EQ(ComputeRope(*config).inv_freq[0], 0.25f);  // of the model's longest
-  // What was chosen stays.
+  // A choice stays.
   const ModelConfig chosen = WithServedContext(*config, 8192);
   EXPECT_EQ(ComputeRope(WithServedContext(chosen, 512)).inv_freq[0], 0.25f);
   // Attention's factor does not depend on it.

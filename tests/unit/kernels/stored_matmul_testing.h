@@ -1,4 +1,4 @@
-// What products with weights in stored blocks promise on a CPU, whatever the blocks are.
+// Promises of products with weights in stored blocks on a CPU, whatever the blocks are.
 #ifndef WINNOW_TESTS_UNIT_KERNELS_STORED_MATMUL_TESTING_H_
 #define WINNOW_TESTS_UNIT_KERNELS_STORED_MATMUL_TESTING_H_
 
