@@ -254,25 +254,72 @@ struct Plan {
   size_t coarse, fine, tickets, prepared, peaks, sums, counts, places, cuts, keys, size_bytes;
 };
 
+// Calls `call` with a code's slots, heads and tiles as template arguments.
+template <int kSlots, int kGroup, typename Call>
+auto ForTiles(int32_t tiles, const Call& call) {
+  constexpr int kMost = MostTiles(kGroup);
+  switch (tiles) {
+    case 4:
+      return call.template operator()<kSlots, kGroup, 4>();
+    case 8:
+      return call.template operator()<kSlots, kGroup, 8>();
+    case 16:
+      return call.template operator()<kSlots, kGroup, std::min(16, kMost)>();
+    default:
+      return call.template operator()<kSlots, kGroup, std::min(32, kMost)>();
+  }
+}
+template <int kGroup, typename Call>
+auto ForSlots(int32_t bits, int32_t tiles, const Call& call) {
+  return bits <= 128 ? ForTiles<1, kGroup>(tiles, call) : ForTiles<2, kGroup>(tiles, call);
+}
+template <typename Call>
+auto ForFused(int32_t bits, int32_t group, int32_t tiles, const Call& call) {
+  switch (group) {
+    case 2:
+      return ForSlots<2>(bits, tiles, call);
+    case 4:
+      return ForSlots<4>(bits, tiles, call);
+    case 8:
+      return ForSlots<8>(bits, tiles, call);
+    default:
+      return ForSlots<16>(bits, tiles, call);
+  }
+}
+
+// Blocks of the one launch that run at once on a multiprocessor of this device. 0: it has no room for one.
+int64_t FusedBlocksAtOnce(int32_t bits, int32_t group, int32_t tiles) {
+  const size_t most_bytes = CurrentDevice().block_shared_bytes;
+  return ForFused(bits, group, tiles, [&]<int kSlots, int kGroup, int kTiles>() -> int64_t {
+    constexpr size_t kBytes = sizeof(typename RolledFused<kSlots, kGroup, kTiles>::Shared);
+    int blocks = 0;
+    if (kBytes > most_bytes || BlocksPerMultiprocessor(FusedKernel<kSlots, kGroup, kTiles>,
+                                                       kThreads, kBytes, &blocks) != cudaSuccess) {
+      return 0;
+    }
+    return std::min(blocks, kFusedBlocksPerMultiprocessor);
+  });
+}
+
 // Chunks, in one launch where there is room for the blocks of all rows; the shortest with which they have it.
 void PlanChunks(const MassSelectShape& shape, int64_t tokens, Plan& plan) {
-  plan.tiles = 0;
-  const int64_t slots = int64_t{CurrentDevice().multiprocessors} * kFusedBlocksPerMultiprocessor;
-  const int32_t group = std::max(2, PaddedGroup(shape.group));
-  const auto chunk_of = [](int32_t tiles) { return int64_t{kWarps} * kCodeTileTokens * tiles; };
-  plan.group = group;
-  const int64_t fewest = CeilDiv(tokens, chunk_of(MostTiles(group)));
-  // Blocks of rows of one block meet nobody: there may be any number of them.
-  if (!shape.fused || (fewest > 1 && fewest * plan.rows > slots)) {
-    plan.chunks = static_cast<int32_t>(CeilDiv(tokens, kChunkTokens));
-    plan.row_tokens = int64_t{plan.chunks} * kChunkTokens;
+  plan.group = std::max(2, PaddedGroup(shape.group));
+  for (const int32_t tiles : kFusedTiles) {
+    if (!shape.fused || tiles > MostTiles(plan.group)) break;
+    const int64_t chunks = CeilDiv(tokens, int64_t{kWarps} * kCodeTileTokens * tiles);
+    const int64_t at_once = FusedBlocksAtOnce(shape.layout.bits, plan.group, tiles);
+    // Blocks of rows of one block meet nobody: there may be any number of them.
+    if (at_once == 0 ||
+        (chunks > 1 && chunks * plan.rows > CurrentDevice().multiprocessors * at_once)) {
+      continue;
+    }
+    plan.tiles = tiles;
+    plan.chunks = static_cast<int32_t>(chunks);
     return;
   }
-  for (const int32_t tiles : kFusedTiles) {
-    plan.tiles = tiles;
-    plan.chunks = static_cast<int32_t>(CeilDiv(tokens, chunk_of(tiles)));
-    if (int64_t{plan.chunks} * plan.rows <= slots) break;
-  }
+  plan.tiles = 0;
+  plan.chunks = static_cast<int32_t>(CeilDiv(tokens, kChunkTokens));
+  plan.row_tokens = int64_t{plan.chunks} * kChunkTokens;
 }
 
 Plan MakePlan(const MassSelectShape& shape) {
@@ -402,35 +449,14 @@ cudaError_t LaunchPasses(const Plan& plan, const Args& args, const Selection& ch
   return LaunchPasses<2, kGroup>(plan, args, chosen, stream);
 }
 
-template <int kSlots, int kGroup, int kTiles>
-cudaError_t LaunchRows(const Plan& plan, const Args& args, Stream stream) {
+cudaError_t LaunchFused(const Plan& plan, const Args& args, Stream stream) {
   const dim3 grid(static_cast<unsigned>(plan.chunks), static_cast<unsigned>(plan.rows));
-  return Launch(FusedKernel<kSlots, kGroup, kTiles>, grid, kThreads,
-                sizeof(typename RolledFused<kSlots, kGroup, kTiles>::Shared), stream,
-                /*cooperative=*/plan.chunks > 1, args);
-}
-template <int kSlots, int kGroup>
-cudaError_t LaunchFused(const Plan& plan, const Args& args, Stream stream) {
-  switch (plan.tiles) {
-    case 4:
-      return LaunchRows<kSlots, kGroup, 4>(plan, args, stream);
-    case 8:
-      return LaunchRows<kSlots, kGroup, 8>(plan, args, stream);
-    case 16:
-      if constexpr (MostTiles(kGroup) >= 16)
-        return LaunchRows<kSlots, kGroup, 16>(plan, args, stream);
-      break;
-    default:
-      if constexpr (MostTiles(kGroup) >= 32)
-        return LaunchRows<kSlots, kGroup, 32>(plan, args, stream);
-      break;
-  }
-  return cudaErrorInvalidValue;
-}
-template <int kGroup>
-cudaError_t LaunchFused(const Plan& plan, const Args& args, Stream stream) {
-  if (args.transform.bits <= 128) return LaunchFused<1, kGroup>(plan, args, stream);
-  return LaunchFused<2, kGroup>(plan, args, stream);
+  return ForFused(args.transform.bits, plan.group, plan.tiles,
+                  [&]<int kSlots, int kGroup, int kTiles>() {
+                    return Launch(FusedKernel<kSlots, kGroup, kTiles>, grid, kThreads,
+                                  sizeof(typename RolledFused<kSlots, kGroup, kTiles>::Shared),
+                                  stream, /*cooperative=*/plan.chunks > 1, args);
+                  });
 }
 
 bool IsRefused(const MassSelectShape& shape, const DeviceTransform& transform) {
@@ -508,18 +534,7 @@ cudaError_t SelectByMass(const MassSelectShape& shape, const DeviceTransform& tr
   if (const cudaError_t error = LaunchPrepare(shape, args, stream); error != cudaSuccess) {
     return error;
   }
-  if (plan.tiles != 0) {
-    switch (plan.group) {
-      case 2:
-        return LaunchFused<2>(plan, args, stream);
-      case 4:
-        return LaunchFused<4>(plan, args, stream);
-      case 8:
-        return LaunchFused<8>(plan, args, stream);
-      default:
-        return LaunchFused<16>(plan, args, stream);
-    }
-  }
+  if (plan.tiles != 0) return LaunchFused(plan, args, stream);
   switch (plan.group) {
     case 2:
       return LaunchPasses<2>(plan, args, chosen, stream);
