@@ -402,22 +402,20 @@ absl::StatusOr<Weights> LoadWeights(const std::string& model_path, const ModelCo
       continue;
     }
     const std::optional<FileTensor> found = take(spec.name);
+    bool taken = false;
     // Rows of the embedding are looked up one by one, where the file has them.
     if (config.weight_scheme.has_value() && spec.rows != 0 && spec.matrix != &weights.embedding) {
-      WINNOW_ASSIGN_OR_RETURN(const bool taken, TakeQuantized(*config.weight_scheme, spec, found,
-                                                              take, &weights.sources));
-      if (taken) {
-        shared = *spec.matrix;
-        SetPart(config, spec, spec.matrix);
-        continue;
+      WINNOW_ASSIGN_OR_RETURN(
+          taken, TakeQuantized(*config.weight_scheme, spec, found, take, &weights.sources));
+    }
+    if (!taken) {
+      if (!found.has_value()) {
+        return absl::NotFoundError(
+            Concat(weights.files.size() == 1 ? weights.files[0]->path() : model_path, ": tensor ",
+                   ShortDump(spec.name), " is missing"));
       }
+      WINNOW_ASSIGN_OR_RETURN(*spec.matrix, CheckTensor(*found->file, found->entry, spec));
     }
-    if (!found.has_value()) {
-      return absl::NotFoundError(
-          Concat(weights.files.size() == 1 ? weights.files[0]->path() : model_path, ": tensor ",
-                 ShortDump(spec.name), " is missing"));
-    }
-    WINNOW_ASSIGN_OR_RETURN(*spec.matrix, CheckTensor(*found->file, found->entry, spec));
     shared = *spec.matrix;
     SetPart(config, spec, spec.matrix);
   }
