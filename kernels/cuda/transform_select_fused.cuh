@@ -1,5 +1,5 @@
 // The blocks of selection by estimated mass, and selection in one launch whose blocks meet (transform_select.cu says when):
-// dots and keys stay in shared memory.
+// dots and keys stay in shared memory, of which a block takes 54 KiB (G = 2) to 110 (G = 16).
 //
 // In passes dots are in registers, and loops over them are unrolled as a whole. In one launch they would be 12,300
 // instructions (197 KB at 192 bits and 32 tiles), which each block goes through once. A layer's other kernels and its weights
