@@ -10,7 +10,7 @@
 
 namespace winnow::kernels {
 
-inline constexpr int kArithmeticVersion = 7;
+inline constexpr int kArithmeticVersion = 8;
 
 }  // namespace winnow::kernels
 

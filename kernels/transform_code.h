@@ -35,31 +35,46 @@
 //   a       = (peak / 127) * scale2
 //   b       = fma(a, -0.5 * float(sum of coef_i * (2^width_i - 1)), scale2 * centre)
 //
-// Where peak or b is not finite, all coef_i, a and b are 0. The estimated logit of token j, in base 2, is
-// L_j = fma(a, float(D_j), b) with the integer D_j = sum of coef_i * index_i.
+// and in steps, 128 for each power of two, counted from the logit of a code whose indexes all lie in the middle:
+//
+//   step    = 128 * a
+//   origin  = rint(step * (-0.5 * float(sum of coef_i * (2^width_i - 1))))
+//   offset  = fma(origin, -1/128, b)
+//
+// Where peak, a or b is not finite, origin is beyond 2^21 or offset beyond 2^13, all of these are 0. The estimated logit of
+// token j, in base 2, is L_j = fma(a, float(D_j), b) with the integer D_j = sum of coef_i * index_i. In steps it is X_j, and
+// X_j / 128 + offset is about L_j:
+//
+//   X_j = the integer nearest to step * D_j + origin, of two the even one, held in [-16383, 16383]
+//
+// (fma(step, float(D_j), origin + 1.5 * 2^23) has it in its lower bits, but where it has to be held.)
 //
 // ---- Masses ----
 //
-// E2(x) for x <= 0: x = max(x, -60); n = x rounded to the nearest even; f = x - n; y = the polynomial kExp2 in f by
-// fma, highest power first; y * 2^n. For each query head, over the pieces p of mid (tokens of mid in
-// [512 p, 512 (p + 1))):
+// Two powers of two. E2(x) for real x: x = max(x, -60); n = x rounded to the nearest even; f = x - n; y = the polynomial
+// kExp2 in f by fma, highest power first; y * 2^n. W(x) for integers x <= 0, in steps: the float whose bits are
+// max(x + 16249, 128) << 16. Its mantissa is a straight line between powers of two (Schraudolph, Neural Computation 11,
+// 1999), so that it is .960 to 1.025 times 2^(x / 128), and 1.002 times in the mean. What a code loses of a logit is far more, and such
+// a power takes two instructions where E2 takes eleven; it has 8 bits of mantissa, and so fits into 16 bits.
+// For each query head, over the pieces p of mid (tokens of mid in [512 p, 512 (p + 1))):
 //
-//   P_p  = the largest D_j of the piece,   S_p = sum of int(E2(a * float(D_j - P_p)) * 2^26)
-//   e    = the anchors' log-sum-exp in base 2, rounded to a multiple of 2^-8: rint(mass * kLog2E * 256) / 256; minus
-//          infinity if it is NaN or infinite
-//   R    = max(e, the largest fma(a, float(P_p), b))
-//   T    = int(E2(e - R) * 2^26) + sum of int(double(S_p) * double(E2(fma(a, float(P_p), b) - R)))
-//   inv  = 2^26 / float(T)
-//   w_j  = E2(L_j - R)
+//   P_p  = the largest X_j of the piece,   S_p = sum of W(X_j - P_p) * 2^22, each rounded to the nearest even integer
+//   E    = rint((mass * kLog2E - offset) * 128) of the anchors' log-sum-exp, held in [-2^20, 2^20]; there is none if it is
+//          NaN or infinite
+//   R    = max(E, all P_p)
+//   T    = int(E2((E - R) / 128) * 2^22) + sum of int(double(S_p) * double(E2((P_p - R) / 128)))
+//   inv  = 2^22 / float(T)
+//   w_j  = W(X_j - R)
 //
-// int() truncates; integers have 64 bits. The mass of token j, over the group's heads g ascending, begun with 0:
+// int() truncates; integers have 64 bits. The reference that is handed out is R / 128 + offset, by an fma (0 where mid is
+// empty); R is the integer nearest to (reference - offset) * 128. The mass of token j, over the group's heads g ascending, begun with 0:
 // s_j = fma(w_gj, inv_g, s_j). Its key is bits(s_j) >> 13, less 68 << 10, held in [0, 65535]: 1024 steps for each power
 // of two from 2^-59 on. Selected are the k largest keys; of equals the later tokens. A query may have a least key: what has
 // a smaller one is not selected, even where fewer than k are left.
 //
 // The anchors' exact mass is the one input whose bits depend on the backend (an attention state's order of summation).
-// It is rounded to 1/256 of a power of two, which changes E by 0.14 % at most, so that backends agree but where a mass
-// lies within a few float32 roundings of the middle of two multiples.
+// It is rounded to 1/128 of a power of two, which changes E by 0.27 % at most, so that backends agree but where a mass
+// lies within a few float32 roundings of the middle of two steps.
 //
 // ---- Re-ranking ----
 //
@@ -73,8 +88,8 @@
 // that selection; a', b' and D'_j are made of the residual code as a, b and D_j are of the first:
 //
 //   L'_j = fma(a, float(D_j), b) + fma(a', float(D'_j), b')
-//   R'   = max(R, the largest L'_j of the candidates)
-//   rest = int(2^26 / inv) less the sum of int(E2(L_j - R) * 2^26) over the candidates; 0 where that is negative
+//   R'   = max(R, the largest L'_j of the candidates); R is the reference that was handed out
+//   rest = int(2^26 / inv) less the sum of int(E2(min(L_j - R, 0)) * 2^26) over the candidates; 0 where that is negative
 //   T'   = int(double(rest) * double(E2(R - R'))) + sum of int(E2(L'_j - R') * 2^26) over the candidates; at least 1
 //   inv' = 2^26 / float(T'),   w'_j = E2(L'_j - R')
 //
@@ -85,7 +100,7 @@
 // ---- Tail ----
 //
 // A token's cell is the code's bits `cell_bits`, the highest first. Of the tokens of mid that are not read,
-// M_c = sum of int(w_j * 2^30) over cell c, for each query head. Read is what is selected, less what is pruned from it
+// M_c = sum of int(w_j * 2^30) over cell c, for each query head, where W holds at x = 0 what is above it. Read is what is selected, less what is pruned from it
 // afterwards (top_p.h): then SelectByMass leaves the sums over all of mid, and TakeFromTail subtracts what is read. The
 // table of a sequence and KV head has for each cell
 // the sum of V and the count over the tokens [sink, T), T = the last multiple of 64 that the query sees (at least
@@ -95,7 +110,7 @@
 //   all's sum    += (sum over the tokens of one block of 64, begun with 0, ascending), count likewise, for each block
 //   mean_c  = (sum_c + sum_all / max(1, count_all)) / (count_c + 1)
 //
-// The tail is one more attention state of the query head: max = R + delta, sum = sum of M_c / 2^30,
+// The tail is one more attention state of the query head: max = the reference + delta, sum = sum of M_c / 2^30,
 // o = sum of M_c / 2^30 * mean_c, c ascending, float32. delta (base 2; 0 where there are no delta weights) is what
 // quantisation takes from a mean of exponentials: the sum of squares of chain(q, delta_weight[r]), r ascending. `max`
 // is held at 20 / ln 2 above the log-sum-exp, in base 2, of what the head has read. Heads whose tail is off, and
@@ -124,6 +139,13 @@ inline constexpr float kTransformExp2[6] = {0.00132647271f, 0.00967151265f, 0.05
                                             0.240222421f,   0.693146978f,   1.0f};
 inline constexpr float kTransformExp2Least = -60;
 inline constexpr float kTransformPeakLeast = 0x1p-100f;
+inline constexpr int32_t kMassSteps = 128;  // of a power of two
+inline constexpr int32_t kMassStepMost = 16383;
+inline constexpr float kMassOriginMost = 0x1p21f, kMassOffsetMost = 0x1p13f;
+inline constexpr int32_t kMassAnchorsMost = 1 << 20;
+inline constexpr int32_t kMassPowerTop =
+    127 * kMassSteps - 7;                               // W's bits at 0, a power of two near .97
+inline constexpr int32_t kMassPowerLeast = kMassSteps;  // 2^-126: no denormals
 inline constexpr int32_t kMassPieceTokens = 512;
 inline constexpr int32_t kMassKeyBins = 65536;
 inline constexpr int32_t kMassKeyShift = 13;
@@ -170,14 +192,18 @@ constexpr int64_t TransformWordOffset(int32_t words, int32_t token_in_block, int
 
 // ---- the references ----
 
-// E2 above.
+// E2 and W above.
 float TransformExp2(float x);
+float MassPower(int32_t x);
 
 struct TransformQuery {
   std::vector<int8_t> coef;  // [4 * quads]
   float a = 0, b = 0;
+  float step = 0, origin = 0, offset = 0;
   float delta = 0;
 };
+// X_j of a dot.
+int32_t MassStepsOf(const TransformQuery& query, int32_t dot);
 // Of one query head [d] of KV head `head`. `scale2`: scale * kLog2E.
 TransformQuery PrepareTransformQueryRef(const float* q, const TransformCodeWeights& weights,
                                         int32_t head, float scale2);

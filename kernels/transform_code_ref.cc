@@ -41,16 +41,18 @@ const uint32_t* HeadCodes(const void* codes, const CodeLayout& layout, int32_t b
 // What a query head makes of the tokens of mid.
 struct HeadMasses {
   std::vector<float> weights;  // [mid] w_j
-  float reference = 0;         // R
-  float inverse = 0;           // inv
+  float reference = 0;
+  float inverse = 0;  // inv
 };
 
 HeadMasses MassesOf(const TransformQuery& query, const std::vector<std::vector<uint8_t>>& indexes,
                     TokenRange mid, float anchor_mass) {
   const auto count = static_cast<size_t>(mid.size());
-  std::vector<int32_t> dots(count);
+  std::vector<int32_t> steps;
   for (size_t j = 0; j < count; ++j) {
-    for (size_t i = 0; i < query.coef.size(); ++i) dots[j] += query.coef[i] * indexes[j][i];
+    int32_t dot = 0;
+    for (size_t i = 0; i < query.coef.size(); ++i) dot += query.coef[i] * indexes[j][i];
+    steps.push_back(MassStepsOf(query, dot));
   }
   struct Piece {
     int32_t peak;
@@ -59,36 +61,34 @@ HeadMasses MassesOf(const TransformQuery& query, const std::vector<std::vector<u
   std::vector<Piece> pieces;
   for (int32_t first = mid.first, last = first; first < mid.last; first = last) {
     last = std::min(mid.last, (first / kMassPieceTokens + 1) * kMassPieceTokens);
-    const int32_t* begin = &dots[first - mid.first];
+    const int32_t* begin = &steps[first - mid.first];
     Piece piece = {*std::max_element(begin, begin + (last - first)), 0};
     for (int32_t j = 0; j < last - first; ++j) {
-      piece.sum += static_cast<int64_t>(
-          TransformExp2(query.a * static_cast<float>(begin[j] - piece.peak)) * 0x1p26f);
+      piece.sum += static_cast<int64_t>(std::rint(MassPower(begin[j] - piece.peak) * 0x1p22f));
     }
     pieces.push_back(piece);
   }
-  float e = -std::numeric_limits<float>::infinity();
-  if (std::isfinite(anchor_mass)) {
-    e = std::rint(anchor_mass * kTransformLog2E * 256.0f) / 256.0f;
+  const bool has_anchors = std::isfinite(anchor_mass);
+  int32_t anchors = 0;
+  if (has_anchors) {
+    const float at = std::rint((anchor_mass * kTransformLog2E - query.offset) * kMassSteps);
+    anchors = static_cast<int32_t>(std::clamp<float>(at, -kMassAnchorsMost, kMassAnchorsMost));
   }
-  const auto logit = [&](int32_t dot) {
-    return std::fmaf(query.a, static_cast<float>(dot), query.b);
+  int32_t reference = has_anchors ? anchors : std::numeric_limits<int32_t>::min();
+  for (const Piece& piece : pieces) reference = std::max(reference, piece.peak);
+  const auto share = [&](int32_t steps_up) {
+    return TransformExp2(static_cast<float>(steps_up - reference) / kMassSteps);
   };
+  int64_t total = has_anchors ? static_cast<int64_t>(share(anchors) * 0x1p22f) : 0;
+  for (const Piece& piece : pieces) {
+    total += static_cast<int64_t>(static_cast<double>(piece.sum) *
+                                  static_cast<double>(share(piece.peak)));
+  }
   HeadMasses masses;
-  masses.reference = e;
-  for (const Piece& piece : pieces) {
-    masses.reference = std::max(masses.reference, logit(piece.peak));
-  }
-  int64_t total = static_cast<int64_t>(TransformExp2(e - masses.reference) * 0x1p26f);
-  for (const Piece& piece : pieces) {
-    total += static_cast<int64_t>(
-        static_cast<double>(piece.sum) *
-        static_cast<double>(TransformExp2(logit(piece.peak) - masses.reference)));
-  }
-  masses.inverse = 0x1p26f / static_cast<float>(total);
-  for (const int32_t dot : dots) {
-    masses.weights.push_back(TransformExp2(logit(dot) - masses.reference));
-  }
+  if (count == 0) return masses;
+  masses.reference = std::fmaf(static_cast<float>(reference), 1.0f / kMassSteps, query.offset);
+  masses.inverse = 0x1p22f / static_cast<float>(total);
+  for (const int32_t x : steps) masses.weights.push_back(MassPower(x - reference));
   return masses;
 }
 
@@ -100,6 +100,21 @@ float TransformExp2(float x) {
   float y = kTransformExp2[0];
   for (int i = 1; i < 6; ++i) y = std::fmaf(y, f, kTransformExp2[i]);
   return std::ldexp(y, static_cast<int>(n));
+}
+
+float MassPower(int32_t x) {
+  const auto bits = static_cast<uint32_t>(std::max(std::min(x, 0) + kMassPowerTop, kMassPowerLeast))
+                    << 16;
+  float power;
+  std::memcpy(&power, &bits, sizeof power);
+  return power;
+}
+
+int32_t MassStepsOf(const TransformQuery& query, int32_t dot) {
+  constexpr float kInteger = 0x1.8p23f;
+  const float at = std::fmaf(query.step, static_cast<float>(dot), query.origin + kInteger);
+  return static_cast<int32_t>(
+      std::clamp<float>(at, kInteger - kMassStepMost, kInteger + kMassStepMost) - kInteger);
 }
 
 TransformQuery PrepareTransformQueryRef(const float* q, const TransformCodeWeights& weights,
@@ -125,8 +140,14 @@ TransformQuery PrepareTransformQueryRef(const float* q, const TransformCodeWeigh
     half_steps += query.coef[i] * ((1 << of_head.widths[i / 4]) - 1);
   }
   query.a = peak / 127.0f * scale2;
-  query.b = std::fmaf(query.a, -0.5f * static_cast<float>(half_steps), scale2 * centre);
-  if (!std::isfinite(query.a) || !std::isfinite(query.b)) {
+  const float middle = -0.5f * static_cast<float>(half_steps);
+  query.b = std::fmaf(query.a, middle, scale2 * centre);
+  query.step = query.a * kMassSteps;
+  query.origin = std::rint(query.step * middle);
+  query.offset = std::fmaf(query.origin, -1.0f / kMassSteps, query.b);
+  if (!std::isfinite(query.a) || !std::isfinite(query.b) ||
+      !(std::fabs(query.origin) <= kMassOriginMost) ||
+      !(std::fabs(query.offset) <= kMassOffsetMost)) {
     query = {};
     query.coef.assign(n, 0);
     return query;
@@ -343,7 +364,7 @@ void RerankByMassRef(const RerankByMassRefArgs& args) {
         auto rest = static_cast<int64_t>(0x1p26f / args.scales.inverses[i * heads + head]);
         for (size_t j = 0; j < count; ++j) {
           const float logit = std::fmaf(a.a, dot_of(a, first[j]), a.b);
-          rest -= static_cast<int64_t>(TransformExp2(logit - reference) * 0x1p26f);
+          rest -= static_cast<int64_t>(TransformExp2(std::min(logit - reference, 0.0f)) * 0x1p26f);
           logits[j] = logit + std::fmaf(b.a, dot_of(b, second[j]), b.b);
           most = std::max(most, logits[j]);
         }
@@ -395,8 +416,9 @@ void TakeFromTailRef(const Tensor& q, std::span<const RetrievalQuery> queries,
             TransformDecodeRef(of_head, token % bt, weights, kv_head);
         int32_t dot = 0;
         for (size_t c = 0; c < indexes.size(); ++c) dot += prepared.coef[c] * indexes[c];
-        const float logit = std::fmaf(prepared.a, static_cast<float>(dot), prepared.b);
-        const float weight = TransformExp2(logit - tail.references[i * heads + head]);
+        const auto reference = static_cast<int32_t>(
+            std::rint((tail.references[i * heads + head] - prepared.offset) * kMassSteps));
+        const float weight = MassPower(MassStepsOf(prepared, dot) - reference);
         const int32_t cell = TransformCellRef(of_head, token % bt, weights, kv_head);
         tail.masses[(i * heads + head) * kTransformCells + cell] -=
             static_cast<int64_t>(weight * 0x1p30f);

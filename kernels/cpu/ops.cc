@@ -29,11 +29,11 @@ namespace {
     .quantize_key = isa::QuantizeKey, .prepare_int4_queries = isa::PrepareInt4Queries,            \
     .int4_scores = isa::Int4Scores, .gelu_mul_row = isa::GeluMulRow,                              \
     .summary_weights = isa::SummaryWeights, .add_outer = isa::AddOuter,                           \
-    .transform_rows = isa::TransformRows, .mass_dots = isa::MassDots, .mass_sum = isa::MassSum,   \
-    .mass_weights = isa::MassWeights, .mass_cells = isa::MassCells, .mass_add = isa::MassAdd,     \
-    .rerank_logits = isa::RerankLogits, .rerank_weights = isa::RerankWeights,                     \
-    .rerank_distances = isa::RerankDistances, .examine_logits = isa::ExamineLogits,               \
-    .weigh_logits = isa::WeighLogits,                                                             \
+    .transform_rows = isa::TransformRows, .mass_dots = isa::MassDots,                             \
+    .mass_steps = isa::MassSteps, .mass_sum = isa::MassSum, .mass_weights = isa::MassWeights,     \
+    .mass_cells = isa::MassCells, .mass_add = isa::MassAdd, .rerank_logits = isa::RerankLogits,   \
+    .rerank_weights = isa::RerankWeights, .rerank_distances = isa::RerankDistances,               \
+    .examine_logits = isa::ExamineLogits, .weigh_logits = isa::WeighLogits,                       \
   }
 constexpr CpuOps kScalar = WINNOW_CPU_OPS(scalar, "scalar", 4);
 constexpr CpuOps kAvx2 = WINNOW_CPU_OPS(avx2, "avx2", 4);

@@ -248,23 +248,27 @@ struct MassCall {
   const int32_t* coefs = nullptr;  // [group][num_fields] four bytes each, of the field's quad
   int32_t last = 0;                // codes of tokens from here on are not read, nor asked for ahead
 };
-// Places for the dots of a piece, in whole tiles, and what vectors write past them.
-inline constexpr int32_t kMassDotsStride = 512 + 32;
+// Places for a piece's tokens, in whole tiles, and what vectors read and write past them.
+inline constexpr int32_t kMassStride = 512 + 32;
 inline constexpr int kMassAddQueries = 4;
-// D_j of the tokens of whole tiles that hold [first, last), at most a piece: dots [group][kMassDotsStride], the first
-// is that of the first tile's first token. They are integers far below 2^24, so that float32 has each of them and of
-// their differences.
+// D_j of the tokens of whole tiles that hold [first, last), at most a piece: dots [group][kMassStride], the first is that of
+// the first tile's first token. They are integers far below 2^24, so that float32 has each of them.
 using MassDotsFn = void(const MassCall& call, int32_t first, int32_t last, float* dots);
-// S_p of `count` dots, and P_p in `peak`. REQUIRES: count > 0.
-using MassSumFn = int64_t(const float* dots, int32_t count, float a, float* peak);
 struct MassHead {
-  float a = 0, b = 0, reference = 0, inverse = 0;
+  float step = 0, origin = 0;
+  int32_t reference = 0;  // R
+  float inverse = 0;
 };
-// Takes dots [group][kMassDotsStride]: distances = 65535 - key, and int(w_j * 2^30) in `fixed` unless it is null:
-// [group / kMassAddQueries, rounded up][kMassDotsStride][kMassAddQueries], tokens in the order that MassAdd reads. Queries
-// that fill up the last four have zeros. Reads and writes up to 15 places past `count`.
-using MassWeightsFn = void(const MassHead* heads, int32_t group, const float* dots, int32_t count,
-                           uint16_t* distances, int32_t* fixed);
+// X_j of the same tokens: steps [group][kMassStride]. Of `heads` it takes step and origin.
+using MassStepsFn = void(const MassCall& call, const MassHead* heads, int32_t first, int32_t last,
+                         int16_t* steps);
+// S_p of `count` tokens, and P_p in `peak`. REQUIRES: count > 0.
+using MassSumFn = int64_t(const int16_t* steps, int32_t count, int32_t* peak);
+// Takes steps [group][kMassStride]: distances = 65535 - key, and int(w_j * 2^30) in `fixed` unless it is null:
+// [group / kMassAddQueries, rounded up][kMassStride][kMassAddQueries], tokens in the order that MassAdd reads. Queries that
+// fill up the last four have zeros. Reads and writes up to 31 places past `count`.
+using MassWeightsFn = void(const MassHead* heads, int32_t group, const int16_t* steps,
+                           int32_t count, uint16_t* distances, int32_t* fixed);
 // Cells of the same tokens as MassDots; writes whole tiles.
 using MassCellsFn = void(const MassCall& call, const uint8_t* cell_bits, int32_t num_bits,
                          int32_t first, int32_t last, uint8_t* cells);
@@ -278,7 +282,7 @@ struct RerankHead {
   float reference = 0;
   float residual_a = 0, residual_b = 0;
 };
-// logits = L'_j of dots and residual dots; `most` rises to the largest. Returns the sum of int(E2(L_j - R) * 2^26).
+// logits = L'_j of dots and residual dots; `most` rises to the largest. Returns the sum of int(E2(min(L_j - R, 0)) * 2^26).
 using RerankLogitsFn = int64_t(const RerankHead& head, const float* dots,
                                const float* residual_dots, int32_t count, float* logits,
                                float* most);
@@ -347,6 +351,7 @@ struct CpuOps {
   AddOuterFn* add_outer;
   TransformRowsFn* transform_rows;
   MassDotsFn* mass_dots;
+  MassStepsFn* mass_steps;
   MassSumFn* mass_sum;
   MassWeightsFn* mass_weights;
   MassCellsFn* mass_cells;
@@ -393,6 +398,7 @@ struct CpuOps {
   AddOuterFn AddOuter;                         \
   TransformRowsFn TransformRows;               \
   MassDotsFn MassDots;                         \
+  MassStepsFn MassSteps;                       \
   MassSumFn MassSum;                           \
   MassWeightsFn MassWeights;                   \
   MassCellsFn MassCells;                       \

@@ -8,23 +8,109 @@ namespace {
 
 constexpr int kLanes = Vec::kLanes;
 constexpr int32_t kTile = kCodeTileTokens;
+constexpr int kStepVecs = kLanes > 1 ? 2 : 1;  // vectors of powers that one of steps makes
+constexpr int kStepTokens = kStepVecs * kLanes;
+// Its lower bits are those of an integer that is added to it.
+constexpr float kIntegerFloat = 0x1.8p23f;
+constexpr uint32_t kIntegerBits = 0x4B400000;
+
+#if defined(__AVX2__)
+// What is added to steps for the bits of W. Sums saturate, so that it need not be more than 16 bits have.
+inline int16_t PowerUp(int32_t reference) {
+  const int32_t up = kMassPowerTop - reference;
+  return static_cast<int16_t>(up < INT16_MIN ? INT16_MIN : up > INT16_MAX ? INT16_MAX : up);
+}
+inline int32_t LargestOf(__m128i eight) {
+  // It finds the smallest of unsigned numbers.
+  const __m128i turned = _mm_xor_si128(eight, _mm_set1_epi16(INT16_MAX));
+  const int smallest = _mm_cvtsi128_si32(_mm_minpos_epu16(turned));
+  return static_cast<int16_t>((smallest & 0xffff) ^ INT16_MAX);
+}
+#endif
 
 #if defined(__AVX512F__)
 
 inline Vec::Reg Fma(Vec::Reg a, Vec::Reg b, Vec::Reg c) { return _mm512_fmadd_ps(a, b, c); }
+// kIntegerFloat and X_j of dots.
+inline Vec::Reg StepBits(const MassHead& head, Vec::Reg dots) {
+  const Vec::Reg at = Fma(Vec::Set1(head.step), dots, Vec::Set1(head.origin + kIntegerFloat));
+  return Vec::Min(Vec::Max(at, Vec::Set1(kIntegerFloat - kMassStepMost)),
+                  Vec::Set1(kIntegerFloat + kMassStepMost));
+}
 inline Vec::Reg FractionOf(Vec::Reg x) {
   return _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 inline Vec::Reg TimesPowerOf2(Vec::Reg y, Vec::Reg n) { return _mm512_scalef_ps(y, n); }
 inline void StoreInts(int32_t* p, Vec::Reg x) { _mm512_storeu_si512(p, _mm512_cvttps_epi32(x)); }
 // Bits of x, less those of a key's begin, held in [0, 65535] and counted from the other end.
-inline void StoreDistances(uint16_t* p, Vec::Reg mass) {
+inline __m512i DistancesOf(Vec::Reg mass) {
   const __m512i beyond =
       _mm512_sub_epi32(_mm512_set1_epi32(kMassKeyBase + kMassKeyBins - 1),
                        _mm512_srli_epi32(_mm512_castps_si512(mass), kMassKeyShift));
-  const __m512i held = _mm512_max_epi32(beyond, _mm512_setzero_si512());
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtusepi32_epi16(held));
+  return _mm512_max_epi32(beyond, _mm512_setzero_si512());
 }
+inline void StoreDistances(uint16_t* p, Vec::Reg mass) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtusepi32_epi16(DistancesOf(mass)));
+}
+// Of the vectors that Powers makes; of the first kLanes tokens, where no more are left.
+inline void StoreDistances(uint16_t* p, const Vec::Reg* masses, int32_t left) {
+  const __m512i both = _mm512_packus_epi32(DistancesOf(masses[0]), DistancesOf(masses[1]));
+  if (left > kLanes) {
+    _mm512_storeu_si512(p, both);
+  } else {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(both));
+  }
+}
+
+// Bits of W relative to a reference.
+class StepPowers {
+ public:
+  explicit StepPowers(int32_t reference = 0)
+      : up_(_mm512_set1_epi16(PowerUp(reference))),
+        least_(_mm512_set1_epi16(kMassPowerLeast)),
+        top_(_mm512_set1_epi16(kMassPowerTop)) {}
+  // W of the steps of kStepTokens tokens: of each eight side by side, four in either vector.
+  void Make(const int16_t* steps, Vec::Reg* powers) const {
+    const __m512i up = _mm512_adds_epi16(_mm512_loadu_si512(steps), up_);
+    const __m512i bits = _mm512_min_epi16(_mm512_max_epi16(up, least_), top_);
+    const __m512i zero = _mm512_setzero_si512();
+    powers[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, bits));
+    powers[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, bits));
+  }
+
+ private:
+  __m512i up_, least_, top_;
+};
+
+// Of steps [kStepTokens], which `most` has the largest of so far.
+class StepMax {
+ public:
+  explicit StepMax(const int16_t* steps) : most_(_mm512_loadu_si512(steps)) {}
+  void Add(const int16_t* steps) { most_ = _mm512_max_epi16(most_, _mm512_loadu_si512(steps)); }
+  int32_t Get() const {
+    const __m256i half =
+        _mm256_max_epi16(_mm512_castsi512_si256(most_), _mm512_extracti64x4_epi64(most_, 1));
+    return LargestOf(
+        _mm_max_epi16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+  }
+
+ private:
+  __m512i most_;
+};
+
+// Sums of integers below 2^22, as the lower bits of floats: kLanes at a time.
+class PowerSum {
+ public:
+  void Add(Vec::Reg power) {
+    const Vec::Reg term = Fma(power, Vec::Set1(0x1p22f), Vec::Set1(kIntegerFloat));
+    bits_ = _mm512_add_epi32(bits_, _mm512_castps_si512(term));
+  }
+  uint32_t Bits() const { return static_cast<uint32_t>(_mm512_reduce_add_epi32(bits_)); }
+
+ private:
+  __m512i bits_ = _mm512_setzero_si512();
+};
+
 // Integers of four queries, those of a token side by side (FixedPlace).
 inline void StoreFixed(int32_t* p, const Vec::Reg* of_queries) {
   const __m512i a = _mm512_cvttps_epi32(of_queries[0]), b = _mm512_cvttps_epi32(of_queries[1]);
@@ -37,11 +123,28 @@ inline void StoreFixed(int32_t* p, const Vec::Reg* of_queries) {
   _mm512_storeu_si512(p + 3 * kLanes, _mm512_unpackhi_epi64(ab_high, cd_high));
 }
 
+// Where dots of kLanes tokens of a query go, `at` places behind the first tile's first token.
+struct DotsOut {
+  float* dots;
+  void Store(int32_t query, int32_t at, __m512i sums) const {
+    _mm512_storeu_ps(dots + int64_t{query} * kMassStride + at, _mm512_cvtepi32_ps(sums));
+  }
+};
+struct StepsOut {
+  const MassHead* heads;
+  int16_t* steps;
+  void Store(int32_t query, int32_t at, __m512i sums) const {
+    const Vec::Reg integers = StepBits(heads[query], _mm512_cvtepi32_ps(sums));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(steps + int64_t{query} * kMassStride + at),
+                        _mm512_cvtepi32_epi16(_mm512_castps_si512(integers)));
+  }
+};
+
 // Dots of 16 codes for each of kTiles tiles side by side with the coefficients of kGroup queries. One instruction takes a
 // field out of all bytes, and what is taken out serves all queries.
-template <int kGroup, int kTiles>
+template <int kGroup, int kTiles, typename Out>
 inline void TileDots(const MassCall& call, const uint32_t* const* tiles, int32_t first_query,
-                     float* dots) {
+                     int32_t at, const Out& out) {
   __m512i acc[kGroup][kTiles];
   for (int g = 0; g < kGroup; ++g) {
     for (int t = 0; t < kTiles; ++t) acc[g][t] = _mm512_setzero_si512();
@@ -61,10 +164,7 @@ inline void TileDots(const MassCall& call, const uint32_t* const* tiles, int32_t
     }
   }
   for (int g = 0; g < kGroup; ++g) {
-    for (int t = 0; t < kTiles; ++t) {
-      _mm512_storeu_ps(dots + int64_t{first_query + g} * kMassDotsStride + t * kTile,
-                       _mm512_cvtepi32_ps(acc[g][t]));
-    }
+    for (int t = 0; t < kTiles; ++t) out.Store(first_query + g, at + t * kTile, acc[g][t]);
   }
 }
 
@@ -104,32 +204,15 @@ class CellBits {
   __m512i turn_[8], mask_[8];
 };
 
-// Adds up terms of up to 2^26, kLanes at a time: 32 of them fit into a lane.
-class TermSum {
- public:
-  void Add(Vec::Reg terms) {
-    part_ = _mm512_add_epi32(part_, _mm512_cvttps_epi32(terms));
-    if (++count_ == 32) Widen();
-  }
-  int64_t Total() {
-    Widen();
-    return _mm512_reduce_add_epi64(wide_);
-  }
-
- private:
-  void Widen() {
-    wide_ = _mm512_add_epi64(wide_, _mm512_cvtepu32_epi64(_mm512_castsi512_si256(part_)));
-    wide_ = _mm512_add_epi64(wide_, _mm512_cvtepu32_epi64(_mm512_extracti64x4_epi64(part_, 1)));
-    part_ = _mm512_setzero_si512();
-    count_ = 0;
-  }
-  __m512i wide_ = _mm512_setzero_si512(), part_ = _mm512_setzero_si512();
-  int count_ = 0;
-};
-
 #elif defined(__AVX2__)
 
 inline Vec::Reg Fma(Vec::Reg a, Vec::Reg b, Vec::Reg c) { return _mm256_fmadd_ps(a, b, c); }
+// kIntegerFloat and X_j of dots.
+inline Vec::Reg StepBits(const MassHead& head, Vec::Reg dots) {
+  const Vec::Reg at = Fma(Vec::Set1(head.step), dots, Vec::Set1(head.origin + kIntegerFloat));
+  return Vec::Min(Vec::Max(at, Vec::Set1(kIntegerFloat - kMassStepMost)),
+                  Vec::Set1(kIntegerFloat + kMassStepMost));
+}
 inline Vec::Reg FractionOf(Vec::Reg x) { return Vec::Sub(x, Vec::RoundToNearest(x)); }
 inline Vec::Reg TimesPowerOf2(Vec::Reg y, Vec::Reg n) {
   const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
@@ -138,15 +221,98 @@ inline Vec::Reg TimesPowerOf2(Vec::Reg y, Vec::Reg n) {
 inline void StoreInts(int32_t* p, Vec::Reg x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_cvttps_epi32(x));
 }
-inline void StoreDistances(uint16_t* p, Vec::Reg mass) {
+inline __m256i DistancesOf(Vec::Reg mass) {
   const __m256i key = _mm256_sub_epi32(_mm256_srli_epi32(_mm256_castps_si256(mass), kMassKeyShift),
                                        _mm256_set1_epi32(kMassKeyBase));
   const __m256i held = _mm256_min_epi32(_mm256_max_epi32(key, _mm256_setzero_si256()),
                                         _mm256_set1_epi32(kMassKeyBins - 1));
-  const __m256i distance = _mm256_sub_epi32(_mm256_set1_epi32(kMassKeyBins - 1), held);
+  return _mm256_sub_epi32(_mm256_set1_epi32(kMassKeyBins - 1), held);
+}
+inline void StoreDistances(uint16_t* p, Vec::Reg mass) {
+  const __m256i distance = DistancesOf(mass);
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(distance, distance), 0b1000);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
+inline void StoreDistances(uint16_t* p, const Vec::Reg* masses, int32_t left) {
+  const __m256i both = _mm256_packus_epi32(DistancesOf(masses[0]), DistancesOf(masses[1]));
+  if (left > kLanes) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), both);
+  } else {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(both));
+  }
+}
+
+class StepPowers {
+ public:
+  explicit StepPowers(int32_t reference = 0)
+      : up_(_mm256_set1_epi16(PowerUp(reference))),
+        least_(_mm256_set1_epi16(kMassPowerLeast)),
+        top_(_mm256_set1_epi16(kMassPowerTop)) {}
+  void Make(const int16_t* steps, Vec::Reg* powers) const {
+    const __m256i up =
+        _mm256_adds_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(steps)), up_);
+    const __m256i bits = _mm256_min_epi16(_mm256_max_epi16(up, least_), top_);
+    const __m256i zero = _mm256_setzero_si256();
+    powers[0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, bits));
+    powers[1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, bits));
+  }
+
+ private:
+  __m256i up_, least_, top_;
+};
+
+class StepMax {
+ public:
+  explicit StepMax(const int16_t* steps)
+      : most_(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(steps))) {}
+  void Add(const int16_t* steps) {
+    most_ = _mm256_max_epi16(most_, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(steps)));
+  }
+  int32_t Get() const {
+    return LargestOf(
+        _mm_max_epi16(_mm256_castsi256_si128(most_), _mm256_extracti128_si256(most_, 1)));
+  }
+
+ private:
+  __m256i most_;
+};
+
+class PowerSum {
+ public:
+  void Add(Vec::Reg power) {
+    const Vec::Reg term = Fma(power, Vec::Set1(0x1p22f), Vec::Set1(kIntegerFloat));
+    bits_ = _mm256_add_epi32(bits_, _mm256_castps_si256(term));
+  }
+  uint32_t Bits() const {
+    alignas(32) uint32_t lanes[kLanes];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), bits_);
+    uint32_t sum = 0;
+    for (const uint32_t lane : lanes) sum += lane;
+    return sum;
+  }
+
+ private:
+  __m256i bits_ = _mm256_setzero_si256();
+};
+
+struct DotsOut {
+  float* dots;
+  void Store(int32_t query, int32_t at, __m256i sums) const {
+    _mm256_storeu_ps(dots + int64_t{query} * kMassStride + at, _mm256_cvtepi32_ps(sums));
+  }
+};
+struct StepsOut {
+  const MassHead* heads;
+  int16_t* steps;
+  void Store(int32_t query, int32_t at, __m256i sums) const {
+    const Vec::Reg integers = StepBits(heads[query], _mm256_cvtepi32_ps(sums));
+    const __m256i wide = _mm256_sub_epi32(_mm256_castps_si256(integers),
+                                          _mm256_castps_si256(Vec::Set1(kIntegerFloat)));
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(wide, wide), 0b1000);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(steps + int64_t{query} * kMassStride + at),
+                     _mm256_castsi256_si128(packed));
+  }
+};
 
 // Integers of four queries, those of a token side by side (FixedPlace).
 inline void StoreFixed(int32_t* p, const Vec::Reg* of_queries) {
@@ -167,9 +333,9 @@ inline __m256i FieldDots(__m256i bytes, int32_t coef, int32_t low) {
   return _mm256_madd_epi16(pairs, _mm256_set1_epi16(static_cast<int16_t>(1 << low)));
 }
 
-template <int kGroup>
-inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t first_query,
-                        float* dots) {
+template <int kGroup, typename Out>
+inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t first_query, int32_t at,
+                        const Out& out) {
   const int32_t* coef = call.coefs + int64_t{first_query} * call.num_fields;
   for (int half = 0; half < 2; ++half) {
     __m256i acc[kGroup];
@@ -197,10 +363,7 @@ inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t firs
             acc[g], FieldDots(bytes, coef[int64_t{g} * call.num_fields + f], field.low));
       }
     }
-    for (int g = 0; g < kGroup; ++g) {
-      _mm256_storeu_ps(dots + int64_t{first_query + g} * kMassDotsStride + 8 * half,
-                       _mm256_cvtepi32_ps(acc[g]));
-    }
+    for (int g = 0; g < kGroup; ++g) out.Store(first_query + g, at + 8 * half, acc[g]);
   }
 }
 
@@ -224,33 +387,15 @@ inline void TakeTileCells(const uint32_t* tile, const uint8_t* cell_bits, int32_
       _mm_packus_epi16(_mm256_castsi256_si128(packed), _mm256_extracti128_si256(packed, 1)));
 }
 
-class TermSum {
- public:
-  void Add(Vec::Reg terms) {
-    part_ = _mm256_add_epi32(part_, _mm256_cvttps_epi32(terms));
-    if (++count_ == 32) Widen();
-  }
-  int64_t Total() {
-    Widen();
-    alignas(32) int64_t lanes[4];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), wide_);
-    return lanes[0] + lanes[1] + lanes[2] + lanes[3];
-  }
-
- private:
-  void Widen() {
-    wide_ = _mm256_add_epi64(wide_, _mm256_cvtepu32_epi64(_mm256_castsi256_si128(part_)));
-    wide_ = _mm256_add_epi64(wide_, _mm256_cvtepu32_epi64(_mm256_extracti128_si256(part_, 1)));
-    part_ = _mm256_setzero_si256();
-    count_ = 0;
-  }
-  __m256i wide_ = _mm256_setzero_si256(), part_ = _mm256_setzero_si256();
-  int count_ = 0;
-};
-
 #else
 
 inline Vec::Reg Fma(Vec::Reg a, Vec::Reg b, Vec::Reg c) { return std::fma(a, b, c); }
+// kIntegerFloat and X_j of dots.
+inline Vec::Reg StepBits(const MassHead& head, Vec::Reg dots) {
+  const Vec::Reg at = Fma(Vec::Set1(head.step), dots, Vec::Set1(head.origin + kIntegerFloat));
+  return Vec::Min(Vec::Max(at, Vec::Set1(kIntegerFloat - kMassStepMost)),
+                  Vec::Set1(kIntegerFloat + kMassStepMost));
+}
 inline Vec::Reg FractionOf(Vec::Reg x) { return x - std::nearbyint(x); }
 inline Vec::Reg TimesPowerOf2(Vec::Reg y, Vec::Reg n) { return std::ldexp(y, static_cast<int>(n)); }
 inline void StoreInts(int32_t* p, Vec::Reg x) { *p = static_cast<int32_t>(x); }
@@ -264,6 +409,59 @@ inline void StoreDistances(uint16_t* p, Vec::Reg mass) {
   key = key < 0 ? 0 : key >= kMassKeyBins ? kMassKeyBins - 1 : key;
   *p = static_cast<uint16_t>(kMassKeyBins - 1 - key);
 }
+inline void StoreDistances(uint16_t* p, const Vec::Reg* masses, int32_t /*left*/) {
+  StoreDistances(p, *masses);
+}
+
+class StepPowers {
+ public:
+  explicit StepPowers(int32_t reference = 0) : reference_(reference) {}
+  void Make(const int16_t* steps, Vec::Reg* powers) const {
+    *powers = MassPower(*steps - reference_);
+  }
+
+ private:
+  int32_t reference_;
+};
+
+class StepMax {
+ public:
+  explicit StepMax(const int16_t* steps) : most_(*steps) {}
+  void Add(const int16_t* steps) { most_ = *steps > most_ ? *steps : most_; }
+  int32_t Get() const { return most_; }
+
+ private:
+  int32_t most_;
+};
+
+class PowerSum {
+ public:
+  void Add(Vec::Reg power) {
+    const float term = Fma(power, 0x1p22f, kIntegerFloat);
+    uint32_t bits;
+    __builtin_memcpy(&bits, &term, sizeof bits);
+    bits_ += bits;
+  }
+  uint32_t Bits() const { return bits_; }
+
+ private:
+  uint32_t bits_ = 0;
+};
+
+struct DotsOut {
+  float* dots;
+  void Store(int32_t query, int32_t at, int32_t sum) const {
+    dots[int64_t{query} * kMassStride + at] = static_cast<float>(sum);
+  }
+};
+struct StepsOut {
+  const MassHead* heads;
+  int16_t* steps;
+  void Store(int32_t query, int32_t at, int32_t sum) const {
+    steps[int64_t{query} * kMassStride + at] =
+        static_cast<int16_t>(StepBits(heads[query], static_cast<float>(sum)) - kIntegerFloat);
+  }
+};
 
 inline void TakeTileCells(const uint32_t* tile, const uint8_t* cell_bits, int32_t num_bits,
                           uint8_t* cells) {
@@ -276,17 +474,9 @@ inline void TakeTileCells(const uint32_t* tile, const uint8_t* cell_bits, int32_
   }
 }
 
-class TermSum {
- public:
-  void Add(Vec::Reg term) { total_ += static_cast<int32_t>(term); }
-  int64_t Total() const { return total_; }
-
- private:
-  int64_t total_ = 0;
-};
-template <int kGroup>
-inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t first_query,
-                        float* dots) {
+template <int kGroup, typename Out>
+inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t first_query, int32_t at,
+                        const Out& out) {
   for (int g = 0; g < kGroup; ++g) {
     int32_t sums[kTile] = {};
     for (int32_t f = 0; f < call.num_fields; ++f) {
@@ -303,8 +493,7 @@ inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t firs
         sums[t] += sum * (1 << field.low);
       }
     }
-    float* const to = dots + int64_t{first_query + g} * kMassDotsStride;
-    for (int32_t t = 0; t < kTile; ++t) to[t] = static_cast<float>(sums[t]);
+    for (int32_t t = 0; t < kTile; ++t) out.Store(first_query + g, at + t, sums[t]);
   }
 }
 
@@ -327,75 +516,48 @@ class CellBits {
   int32_t num_bits_;
 };
 
-template <int kGroup, int kTiles>
+template <int kGroup, int kTiles, typename Out>
 inline void TileDots(const MassCall& call, const uint32_t* const* tiles, int32_t first_query,
-                     float* dots) {
+                     int32_t at, const Out& out) {
   for (int t = 0; t < kTiles; ++t) {
-    OneTileDots<kGroup>(call, tiles[t], first_query, dots + t * kTile);
+    OneTileDots<kGroup>(call, tiles[t], first_query, at + t * kTile, out);
   }
 }
 #endif
 
-template <int kTiles>
-inline void GroupDots(const MassCall& call, const uint32_t* const* tiles, float* dots) {
+template <int kTiles, typename Out>
+inline void GroupDots(const MassCall& call, const uint32_t* const* tiles, int32_t at,
+                      const Out& out) {
   int32_t g = 0;
-  for (; g + 4 <= call.group; g += 4) TileDots<4, kTiles>(call, tiles, g, dots);
+  for (; g + 4 <= call.group; g += 4) TileDots<4, kTiles>(call, tiles, g, at, out);
   switch (call.group - g) {
     case 3:
-      return TileDots<3, kTiles>(call, tiles, g, dots);
+      return TileDots<3, kTiles>(call, tiles, g, at, out);
     case 2:
-      return TileDots<2, kTiles>(call, tiles, g, dots);
+      return TileDots<2, kTiles>(call, tiles, g, at, out);
     case 1:
-      return TileDots<1, kTiles>(call, tiles, g, dots);
+      return TileDots<1, kTiles>(call, tiles, g, at, out);
     default:
       return;
   }
 }
 
-// x = power of two of x <= 0 (transform_code.h, E2), times 2^kTop, for kCount vectors. That factor is in the polynomial's
-// coefficients: scaling by a power of two changes no rounding. kHeld: below -60 the power is that of -60; else it may be
-// less. Vectors go step by step side by side, because each step waits for its vector's last one.
-template <int kTop, bool kHeld, int kCount>
+// x = E2(x).
 inline void MassExp2(Vec::Reg* x) {
-  constexpr float kFactor = static_cast<float>(1 << kTop);
-  Vec::Reg f[kCount], y[kCount];
-  for (int v = 0; v < kCount; ++v) {
-    if constexpr (kHeld) x[v] = Vec::Max(x[v], Vec::Set1(kTransformExp2Least));
-    f[v] = FractionOf(x[v]);
-    y[v] = Vec::Set1(kTransformExp2[0] * kFactor);
-  }
-  for (int i = 1; i < 6; ++i) {
-    for (int v = 0; v < kCount; ++v) {
-      y[v] = Fma(y[v], f[v], Vec::Set1(kTransformExp2[i] * kFactor));
-    }
-  }
-  for (int v = 0; v < kCount; ++v) x[v] = TimesPowerOf2(y[v], Vec::Sub(x[v], f[v]));
+  const Vec::Reg held = Vec::Max(*x, Vec::Set1(kTransformExp2Least));
+  const Vec::Reg f = FractionOf(held);
+  Vec::Reg y = Vec::Set1(kTransformExp2[0]);
+  for (int i = 1; i < 6; ++i) y = Fma(y, f, Vec::Set1(kTransformExp2[i]));
+  *x = TimesPowerOf2(y, Vec::Sub(held, f));
 }
 
-// The same for sums of integers, to which what is below 2^-26 adds nothing.
-template <int kCount>
-inline void MassTerms(Vec::Reg* x) {
-#if defined(__AVX512F__)
-  MassExp2<26, false, kCount>(x);  // scaling ends at 0
-#else
-  MassExp2<26, true, kCount>(x);
-#endif
-}
-inline Vec::Reg MassTerm(Vec::Reg x) {
-  MassTerms<1>(&x);
-  return x;
-}
-
-// Vectors side by side, as many as there are registers for.
-constexpr int kChains = kLanes == 16 ? 8 : kLanes == 8 ? 4 : 1;
-
-// The place at which StoreFixed puts the integers of token j: those of j, j + 1, j + 2 and j + 3 (j a multiple of 4) are
-// kFixedStep apart.
+// The place at which StoreFixed puts the integers of token j, in the order that StepPowers has tokens: those of j, j + 1,
+// j + 2 and j + 3 (j a multiple of 4) are kFixedStep apart.
 constexpr uint32_t kFixedStep = kLanes < 4 ? kMassAddQueries : kLanes;
 inline uint32_t FixedPlace(uint32_t j) {
   if constexpr (kLanes < 4) return j * kMassAddQueries;
-  return j / kLanes * (kLanes * kMassAddQueries) + j % kLanes / 4 * kMassAddQueries +
-         j % 4 * kFixedStep;
+  return (j / kStepTokens * kStepVecs + j / 4 % kStepVecs) * (kLanes * kMassAddQueries) +
+         j % kStepTokens / 8 * kMassAddQueries + j % 4 * kFixedStep;
 }
 
 // Goes through the tiles of a head's codes from the one that has `token` on.
@@ -426,54 +588,66 @@ class TileWalk {
   int32_t tile_;
 };
 
-// Adds the weights of kCount queries to the masses of kVecs vectors of tokens. `fixed`: as MassWeights, of these tokens.
-template <int kVecs, int kCount>
-inline void WeighQueries(const MassHead* heads, const float* dots, Vec::Reg* masses,
-                         int32_t* fixed) {
-  Vec::Reg x[kVecs * kCount];
+// Adds the weights of kCount queries to the masses of kStepTokens tokens. `fixed`: as MassWeights, of these tokens.
+template <int kCount>
+inline void WeighQueries(const MassHead* heads, const StepPowers* powers, const int16_t* steps,
+                         Vec::Reg* masses, int32_t* fixed) {
+  Vec::Reg weights[kMassAddQueries][kStepVecs];
   for (int g = 0; g < kCount; ++g) {
-    const MassHead& head = heads[g];
-    for (int v = 0; v < kVecs; ++v) {
-      const Vec::Reg dot = Vec::Load(dots + int64_t{g} * kMassDotsStride + v * kLanes);
-      x[v * kCount + g] =
-          Vec::Sub(Fma(Vec::Set1(head.a), dot, Vec::Set1(head.b)), Vec::Set1(head.reference));
+    powers[g].Make(steps + int64_t{g} * kMassStride, weights[g]);
+    for (int v = 0; v < kStepVecs; ++v) {
+      masses[v] = Fma(weights[g][v], Vec::Set1(heads[g].inverse), masses[v]);
     }
   }
-  MassExp2<30, true, kVecs * kCount>(x);
-  for (int v = 0; v < kVecs; ++v) {
-    Vec::Reg of_queries[kMassAddQueries] = {Vec::Zero(), Vec::Zero(), Vec::Zero(), Vec::Zero()};
-    for (int g = 0; g < kCount; ++g) {
-      of_queries[g] = x[v * kCount + g];
-      masses[v] = Fma(of_queries[g], Vec::Set1(heads[g].inverse * 0x1p-30f), masses[v]);
+  if (fixed == nullptr) return;
+  for (int v = 0; v < kStepVecs; ++v) {
+    Vec::Reg of_queries[kMassAddQueries];
+    for (int g = 0; g < kMassAddQueries; ++g) {
+      of_queries[g] = g < kCount ? Vec::Mul(weights[g][v], Vec::Set1(0x1p30f)) : Vec::Zero();
     }
-    if (fixed != nullptr) StoreFixed(fixed + v * kLanes * kMassAddQueries, of_queries);
+    StoreFixed(fixed + v * kLanes * kMassAddQueries, of_queries);
   }
 }
 
-// MassWeights of kVecs vectors of tokens.
-template <int kVecs>
-inline void WeighTokens(const MassHead* heads, int32_t group, const float* dots,
-                        uint16_t* distances, int32_t* fixed) {
-  Vec::Reg masses[kVecs];
-  for (Vec::Reg& mass : masses) mass = Vec::Zero();
-  for (int32_t g = 0; g < group; g += kMassAddQueries) {
-    const float* const of_queries = dots + int64_t{g} * kMassDotsStride;
-    int32_t* const to = fixed == nullptr ? nullptr : fixed + int64_t{g} * kMassDotsStride;
-    switch (group - g) {
-      case 1:
-        WeighQueries<kVecs, 1>(heads + g, of_queries, masses, to);
-        break;
-      case 2:
-        WeighQueries<kVecs, 2>(heads + g, of_queries, masses, to);
-        break;
-      case 3:
-        WeighQueries<kVecs, 3>(heads + g, of_queries, masses, to);
-        break;
-      default:
-        WeighQueries<kVecs, kMassAddQueries>(heads + g, of_queries, masses, to);
+// As WeighQueries, of the `left` queries from the first on, at most kMassAddQueries.
+inline void WeighSome(int32_t left, const MassHead* heads, const StepPowers* powers,
+                      const int16_t* steps, Vec::Reg* masses, int32_t* fixed) {
+  switch (left) {
+    case 1:
+      return WeighQueries<1>(heads, powers, steps, masses, fixed);
+    case 2:
+      return WeighQueries<2>(heads, powers, steps, masses, fixed);
+    case 3:
+      return WeighQueries<3>(heads, powers, steps, masses, fixed);
+    default:
+      return WeighQueries<kMassAddQueries>(heads, powers, steps, masses, fixed);
+  }
+}
+
+// Gives `out` the dots of the tiles that hold [first, last), and asks for codes ahead.
+template <typename Out>
+inline void WalkDots(const MassCall& call, int32_t first, int32_t last, const Out& out) {
+  constexpr int kTiles = 4;                           // a block of 64 tokens
+  constexpr int32_t kReadAhead = 2 * kTiles * kTile;  // blocks lie anywhere
+  const int32_t words = call.layout.bits / 32;
+  const int32_t begin = first / kTile * kTile;
+  TileWalk walk(call, begin), ahead(call, begin + kReadAhead);
+  for (int32_t token = begin; token < last;) {
+    const int32_t at = token - begin;
+    const uint32_t* tiles[kTiles];
+    const int count = token + (kTiles - 1) * kTile < last ? kTiles : 1;
+    for (int t = 0; t < count; ++t, token += kTile) {
+      tiles[t] = walk.Next();
+      if (token + kReadAhead >= call.last) continue;
+      const uint32_t* const next = ahead.Next();
+      for (int32_t word = 0; word < words; ++word) __builtin_prefetch(next + word * kTile);
+    }
+    if (count == kTiles) {
+      GroupDots<kTiles>(call, tiles, at, out);
+    } else {
+      GroupDots<1>(call, tiles, at, out);
     }
   }
-  for (int v = 0; v < kVecs; ++v) StoreDistances(distances + v * kLanes, masses[v]);
 }
 
 }  // namespace
@@ -507,82 +681,66 @@ void TransformRows(const float* x, int64_t rows, int32_t d, const float* weights
 }
 
 void MassDots(const MassCall& call, int32_t first, int32_t last, float* dots) {
-  constexpr int kTiles = 4;                           // a block of 64 tokens
-  constexpr int32_t kReadAhead = 2 * kTiles * kTile;  // blocks lie anywhere
-  const int32_t words = call.layout.bits / 32;
-  const int32_t begin = first / kTile * kTile;
-  TileWalk walk(call, begin), ahead(call, begin + kReadAhead);
-  for (int32_t token = begin; token < last;) {
-    const uint32_t* tiles[kTiles];
-    const int count = token + (kTiles - 1) * kTile < last ? kTiles : 1;
-    for (int t = 0; t < count; ++t, token += kTile) {
-      tiles[t] = walk.Next();
-      if (token + kReadAhead >= call.last) continue;
-      const uint32_t* const next = ahead.Next();
-      for (int32_t word = 0; word < words; ++word) __builtin_prefetch(next + word * kTile);
-    }
-    if (count == kTiles) {
-      GroupDots<kTiles>(call, tiles, dots);
-    } else {
-      GroupDots<1>(call, tiles, dots);
-    }
-    dots += count * kTile;
-  }
+  WalkDots(call, first, last, DotsOut{dots});
 }
 
-int64_t MassSum(const float* dots, int32_t count, float a, float* peak_of) {
-  float peak = dots[0];
-  int32_t seen = 1;
-  if (count >= kChains * kLanes) {
-    Vec::Reg most[kChains];
-    for (int v = 0; v < kChains; ++v) most[v] = Vec::Load(dots + v * kLanes);
-    for (seen = kChains * kLanes; seen + kChains * kLanes <= count; seen += kChains * kLanes) {
-      for (int v = 0; v < kChains; ++v) {
-        most[v] = Vec::Max(most[v], Vec::Load(dots + seen + v * kLanes));
-      }
-    }
-    for (int v = 1; v < kChains; ++v) most[0] = Vec::Max(most[0], most[v]);
-    peak = Vec::ReduceMax(most[0]);
-  }
-  for (; seen < count; ++seen) peak = dots[seen] > peak ? dots[seen] : peak;
-  *peak_of = peak;
-  const Vec::Reg scale = Vec::Set1(a), top = Vec::Set1(peak);
-  TermSum terms;
+void MassSteps(const MassCall& call, const MassHead* heads, int32_t first, int32_t last,
+               int16_t* steps) {
+  WalkDots(call, first, last, StepsOut{heads, steps});
+}
+
+int64_t MassSum(const int16_t* steps, int32_t count, int32_t* peak_of) {
+  int32_t peak = steps[0];
   int32_t i = 0;
-  for (; i + kChains * kLanes <= count; i += kChains * kLanes) {
-    Vec::Reg x[kChains];
-    for (int v = 0; v < kChains; ++v) {
-      x[v] = Vec::Mul(scale, Vec::Sub(Vec::Load(dots + i + v * kLanes), top));
-    }
-    MassTerms<kChains>(x);
-    for (int v = 0; v < kChains; ++v) terms.Add(x[v]);
+  if (count >= kStepTokens) {
+    StepMax most(steps);
+    for (i = kStepTokens; i + kStepTokens <= count; i += kStepTokens) most.Add(steps + i);
+    peak = most.Get();
   }
-  for (; i + kLanes <= count; i += kLanes) {
-    terms.Add(MassTerm(Vec::Mul(scale, Vec::Sub(Vec::Load(dots + i), top))));
+  for (; i < count; ++i) peak = steps[i] > peak ? steps[i] : peak;
+  *peak_of = peak;
+  const StepPowers powers(peak);
+  PowerSum sums[kStepVecs];
+  for (i = 0; i + kStepTokens <= count; i += kStepTokens) {
+    Vec::Reg of_tokens[kStepVecs];
+    powers.Make(steps + i, of_tokens);
+    for (int v = 0; v < kStepVecs; ++v) sums[v].Add(of_tokens[v]);
   }
-  int64_t sum = terms.Total();
-  if (i < count) {
-    alignas(64) float ends[kLanes];
-    alignas(64) int32_t last[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) ends[lane] = i + lane < count ? dots[i + lane] : peak;
-    StoreInts(last, MassTerm(Vec::Mul(scale, Vec::Sub(Vec::Load(ends), top))));
-    for (int lane = 0; i + lane < count; ++lane) sum += last[lane];
-  }
+  // Bits that overflow do so in both terms: a piece's sum is below 2^32.
+  uint32_t sum = 0u - static_cast<uint32_t>(i) * kIntegerBits;
+  for (const PowerSum& of_vecs : sums) sum += of_vecs.Bits();
+  for (; i < count; ++i)
+    sum += static_cast<uint32_t>(std::rint(MassPower(steps[i] - peak) * 0x1p22f));
   return sum;
 }
 
-void MassWeights(const MassHead* heads, int32_t group, const float* dots, int32_t count,
+void MassWeights(const MassHead* heads, int32_t group, const int16_t* steps, int32_t count,
                  uint16_t* distances, int32_t* fixed) {
-  constexpr int kVecs = kChains >= 2 * kMassAddQueries ? 2 : 1;
-  const auto fixed_at = [&](int32_t i) {
-    return fixed == nullptr ? nullptr : fixed + int64_t{i} * kMassAddQueries;
-  };
-  int32_t i = 0;
-  for (; i + kVecs * kLanes <= count; i += kVecs * kLanes) {
-    WeighTokens<kVecs>(heads, group, dots + i, distances + i, fixed_at(i));
-  }
-  for (; i < count; i += kLanes) {
-    WeighTokens<1>(heads, group, dots + i, distances + i, fixed_at(i));
+  constexpr int32_t kPartTokens = 128;  // of which all queries are weighed before those behind them
+  alignas(64) float of_part[kPartTokens + kStepTokens];
+  for (int32_t first = 0; first < count; first += kPartTokens) {
+    const int32_t last = first + kPartTokens < count ? first + kPartTokens : count;
+    for (int32_t g = 0; g < group; g += kMassAddQueries) {
+      const int32_t queries = group - g < kMassAddQueries ? group - g : kMassAddQueries;
+      StepPowers powers[kMassAddQueries];
+      for (int32_t i = 0; i < queries; ++i) powers[i] = StepPowers(heads[g + i].reference);
+      for (int32_t i = first; i < last; i += kStepTokens) {
+        float* const sums = of_part + (i - first);
+        Vec::Reg masses[kStepVecs];
+        for (int v = 0; v < kStepVecs; ++v) {
+          masses[v] = g == 0 ? Vec::Zero() : Vec::Load(sums + v * kLanes);
+        }
+        WeighSome(queries, heads + g, powers, steps + int64_t{g} * kMassStride + i, masses,
+                  fixed == nullptr
+                      ? nullptr
+                      : fixed + int64_t{g} * kMassStride + int64_t{i} * kMassAddQueries);
+        if (g + kMassAddQueries >= group) {
+          StoreDistances(distances + i, masses, last - i);
+        } else {
+          for (int v = 0; v < kStepVecs; ++v) Vec::Store(sums + v * kLanes, masses[v]);
+        }
+      }
+    }
   }
 }
 
@@ -633,7 +791,7 @@ void MassAdd(const int32_t* fixed, const uint8_t* cells, int32_t begin, int32_t 
 
 int64_t RerankLogits(const RerankHead& head, const float* dots, const float* residual_dots,
                      int32_t count, float* logits, float* most) {
-  const Vec::Reg reference = Vec::Set1(head.reference);
+  const Vec::Reg reference = Vec::Set1(head.reference), top = Vec::Set1(0x1p26f);
   alignas(64) int32_t terms[kLanes];
   alignas(64) float lanes[kLanes];
   int64_t sum = 0;
@@ -644,7 +802,9 @@ int64_t RerankLogits(const RerankHead& head, const float* dots, const float* res
         Fma(Vec::Set1(head.residual_a), Vec::Load(residual_dots + i), Vec::Set1(head.residual_b));
     const Vec::Reg both = Vec::Add(logit, rest);
     Vec::Store(logits + i, both);
-    StoreInts(terms, MassTerm(Vec::Sub(logit, reference)));
+    Vec::Reg power = Vec::Min(Vec::Sub(logit, reference), Vec::Zero());
+    MassExp2(&power);
+    StoreInts(terms, Vec::Mul(power, top));
     if (i + kLanes <= count) {
       largest = Vec::Max(largest, both);
       for (int lane = 0; lane < kLanes; ++lane) sum += terms[lane];
@@ -666,7 +826,7 @@ int64_t RerankWeights(float most, int32_t count, float* logits) {
   int64_t sum = 0;
   for (int32_t i = 0; i < count; i += kLanes) {
     Vec::Reg weight = Vec::Sub(Vec::Load(logits + i), Vec::Set1(most));
-    MassExp2<0, true, 1>(&weight);
+    MassExp2(&weight);
     Vec::Store(logits + i, weight);
     StoreInts(terms, Vec::Mul(weight, top));
     for (int lane = 0; lane < kLanes && i + lane < count; ++lane) sum += terms[lane];

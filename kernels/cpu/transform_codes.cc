@@ -4,7 +4,7 @@
 //   prepare  for each unit the coefficients of its queries
 //   sums     for each range of its tokens the pieces' peaks and sums, and the tokens' cells
 //   combine  for each unit its references and denominators
-//   weigh    for each range distances (keys from the other end) of all tokens, and masses of cells. Dots are kept from
+//   weigh    for each range distances (keys from the other end) of all tokens, and masses of cells. Steps are kept from
 //            the sums where they stay in the cache, and else computed again, which costs less than to write and read them
 //   take     for each unit its selection, whose masses leave those of the cells (TakeFromTail does that later, where the
 //            selection is pruned or re-ranked first)
@@ -28,8 +28,7 @@ namespace {
 
 constexpr int32_t kUnitsOfThread = 4;  // from so many on, threads take whole units
 constexpr int32_t kWholeUnit = 1 << 30;
-constexpr size_t kKeptBytesMax = size_t{4}
-                                 << 20;  // dots of a thread: 128K tokens of four queries and more
+constexpr size_t kKeptBytesMax = size_t{8} << 20;  // steps of a thread: 960K tokens of four queries
 constexpr int32_t kMostRangePieces = 16;
 constexpr int32_t kRangesOfThread = 4;       // at least, where there are as many pieces
 constexpr int32_t kCandidateTokens = 16384;  // whose slots fit in the upper half of a candidate
@@ -120,11 +119,16 @@ struct Range {
   int64_t* masses = nullptr;
 };
 
-int64_t DotsOfPiece(int32_t group) { return int64_t{group} * kMassDotsStride; }
+int64_t StepsOfPiece(int32_t group) { return int64_t{group} * kMassStride; }
 int32_t FullGroups(int32_t group) { return (group + kMassAddQueries - 1) / kMassAddQueries; }
 int64_t RangeMasses(int32_t group) {
   return int64_t{FullGroups(group)} * kMassAddQueries * kTransformCells;
 }
+
+// What makes logits of a query head's dots, and of steps.
+struct QueryLine {
+  float a = 0, b = 0, offset = 0;
+};
 
 struct Unit {
   const RetrievalQuery* query = nullptr;
@@ -132,12 +136,13 @@ struct Unit {
   MassCall call;
   std::vector<int32_t> coefs;
   std::vector<MassHead> heads;  // [group]
+  std::vector<QueryLine> lines;
   std::vector<float> deltas;
-  std::vector<float> peaks;   // [group][pieces]
-  std::vector<int64_t> sums;  // as the peaks
+  std::vector<int32_t> peaks;  // [group][pieces]
+  std::vector<int64_t> sums;   // as the peaks
   int32_t pieces = 0;
   std::vector<Range> ranges;
-  float* kept = nullptr;  // dots of its pieces from sums to masses; null: they are computed again
+  int16_t* kept = nullptr;  // its pieces' steps from sums to masses; null: they are computed again
   uint16_t* distances = nullptr;  // from the first token's tile on
   uint8_t* cells = nullptr;       // likewise
   uint32_t* candidates = nullptr;
@@ -189,6 +194,7 @@ void PrepareUnit(const CpuOps& ops, const CpuTransformCode& transform, int32_t k
                      y.data());
   unit.coefs.assign(size_t{1} * group * num_fields, 0);
   unit.heads.assign(group, {});
+  unit.lines.assign(group, {});
   unit.deltas.assign(group, 0);
   std::vector<int8_t> coef(head.n);
   for (int32_t g = 0; g < group; ++g) {
@@ -209,10 +215,17 @@ void PrepareUnit(const CpuOps& ops, const CpuTransformCode& transform, int32_t k
       half_steps += coef[i] * ((1 << weights.widths[i / 4]) - 1);
     }
     const float a = peak / 127.0f * scale2;
-    const float b = std::fma(a, -0.5f * static_cast<float>(half_steps), scale2 * of_query[head.n]);
-    if (!std::isfinite(a) || !std::isfinite(b)) continue;
-    unit.heads[g].a = a;
-    unit.heads[g].b = b;
+    const float middle = -0.5f * static_cast<float>(half_steps);
+    const float b = std::fma(a, middle, scale2 * of_query[head.n]);
+    const float step = a * kMassSteps, origin = std::nearbyint(step * middle);
+    const float offset = std::fma(origin, -1.0f / kMassSteps, b);
+    if (!std::isfinite(a) || !std::isfinite(b) || !(std::fabs(origin) <= kMassOriginMost) ||
+        !(std::fabs(offset) <= kMassOffsetMost)) {
+      continue;
+    }
+    unit.heads[g].step = step;
+    unit.heads[g].origin = origin;
+    unit.lines[g] = {a, b, offset};
     for (int32_t f = 0; f < num_fields; ++f) {
       std::memcpy(&unit.coefs[size_t{1} * g * num_fields + f], &coef[4 * weights.fields[f].quad],
                   4);
@@ -227,54 +240,63 @@ void PrepareUnit(const CpuOps& ops, const CpuTransformCode& transform, int32_t k
 
 // Cells are taken here, too, where the codes have just been read.
 void SumRange(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, Unit& unit,
-              const Range& range, float* scratch) {
+              const Range& range, int16_t* scratch) {
   const int32_t group = unit.call.group;
   ForPieces(range.tokens, [&](TokenRange tokens, int32_t tile) {
     const int32_t piece = PieceOf(unit, tokens.first);
-    float* const dots = unit.kept == nullptr ? scratch : unit.kept + piece * DotsOfPiece(group);
-    ops.mass_dots(unit.call, tokens.first, tokens.last, dots);
+    int16_t* const steps = unit.kept == nullptr ? scratch : unit.kept + piece * StepsOfPiece(group);
+    ops.mass_steps(unit.call, unit.heads.data(), tokens.first, tokens.last, steps);
     if (range.masses != nullptr) {
       ops.mass_cells(unit.call, cell_bits.data(), static_cast<int32_t>(cell_bits.size()),
                      tokens.first, tokens.last, unit.cells + (tile - unit.base));
     }
     for (int32_t g = 0; g < group; ++g) {
-      const float* of_query = dots + int64_t{g} * kMassDotsStride + (tokens.first - tile);
+      const int16_t* of_query = steps + int64_t{g} * kMassStride + (tokens.first - tile);
       const int64_t at = int64_t{g} * unit.pieces + piece;
-      unit.sums[at] = ops.mass_sum(of_query, tokens.size(), unit.heads[g].a, &unit.peaks[at]);
+      unit.sums[at] = ops.mass_sum(of_query, tokens.size(), &unit.peaks[at]);
     }
   });
 }
 
 void Combine(const CpuOps& ops, const float* anchor_masses, Unit& unit) {
   const int32_t pieces = unit.pieces;
-  std::vector<float> logits(size_t{1} * pieces + kPadding);
+  std::vector<float> shares(size_t{1} * pieces + kPadding);
   for (int32_t g = 0; g < unit.call.group; ++g) {
     MassHead& head = unit.heads[g];
-    const float* const peaks = &unit.peaks[size_t{1} * g * pieces];
+    const int32_t* const peaks = &unit.peaks[size_t{1} * g * pieces];
     const int64_t* const sums = &unit.sums[size_t{1} * g * pieces];
-    float e = -std::numeric_limits<float>::infinity();
+    head.reference = *std::max_element(peaks, peaks + pieces);
+    int64_t total = 0;
     if (std::isfinite(anchor_masses[g])) {
-      e = std::nearbyint(anchor_masses[g] * kTransformLog2E * 256.0f) / 256.0f;
+      const float at = (anchor_masses[g] * kTransformLog2E - unit.lines[g].offset) * kMassSteps;
+      const auto anchors = static_cast<int32_t>(
+          std::clamp<float>(std::nearbyint(at), -kMassAnchorsMost, kMassAnchorsMost));
+      head.reference = std::max(head.reference, anchors);
+      const float share = TransformExp2(static_cast<float>(anchors - head.reference) / kMassSteps);
+      total = static_cast<int64_t>(share * 0x1p22f);
     }
-    head.reference = e;
     for (int32_t piece = 0; piece < pieces; ++piece) {
-      logits[piece] = std::fma(head.a, peaks[piece], head.b);
-      head.reference = std::max(head.reference, logits[piece]);
+      shares[piece] = static_cast<float>(peaks[piece] - head.reference) / kMassSteps;
     }
-    auto total = static_cast<int64_t>(TransformExp2(e - head.reference) * 0x1p26f);
-    ops.rerank_weights(head.reference, pieces, logits.data());
+    ops.rerank_weights(0, pieces, shares.data());
     for (int32_t piece = 0; piece < pieces; ++piece) {
       total += static_cast<int64_t>(static_cast<double>(sums[piece]) *
-                                    static_cast<double>(logits[piece]));
+                                    static_cast<double>(shares[piece]));
     }
-    head.inverse = 0x1p26f / static_cast<float>(total);
+    head.inverse = 0x1p22f / static_cast<float>(total);
   }
 }
+// The reference that is handed out, and R of it.
+float ReferenceOf(const MassHead& head, const QueryLine& line) {
+  return std::fma(static_cast<float>(head.reference), 1.0f / kMassSteps, line.offset);
+}
+int32_t StepsOfReference(float reference, const QueryLine& line) {
+  return static_cast<int32_t>(std::nearbyint((reference - line.offset) * kMassSteps));
+}
 
-// A thread's memory for a piece's tokens: dots, the same as fixed-point weights, distances, cells, gathered codes and
-// their masses.
+// A thread's memory for a piece's tokens: steps, fixed-point weights, distances, cells, gathered codes and their masses.
 struct PieceScratch {
-  float* dots = nullptr;
+  int16_t* steps = nullptr;
   int32_t* fixed = nullptr;
   int64_t* masses = nullptr;  // [RangeMasses]
   uint32_t* tiles = nullptr;
@@ -285,30 +307,30 @@ struct PieceScratch {
 // Scratch memory of all threads, one behind the other.
 struct MassScratchSizes {
   MassScratchSizes(int32_t group, int32_t bits)
-      : dots_bytes(size_t{4} * FullGroups(group) * kMassAddQueries * kMassDotsStride),
+      : steps_bytes(size_t{2} * FullGroups(group) * kMassAddQueries * kMassStride),
         masses_bytes(RangeMasses(group) * sizeof(int64_t)),
         tiles_bytes(size_t{kMassPieceTokens} * bits / 8),
-        thread_bytes((2 * dots_bytes + masses_bytes + tiles_bytes + 3 * kMassDotsStride + 63) / 64 *
+        thread_bytes((3 * steps_bytes + masses_bytes + tiles_bytes + 3 * kMassStride + 63) / 64 *
                      64) {}
   PieceScratch Place(std::byte* scratch, int thread) const {
     std::byte* const of_thread = scratch + thread_bytes * thread;
-    std::byte* const masses = of_thread + 2 * dots_bytes;
+    std::byte* const masses = of_thread + 3 * steps_bytes;  // fixed-point weights have 32 bits
     std::byte* const tiles = masses + masses_bytes;
-    return {reinterpret_cast<float*>(of_thread),
-            reinterpret_cast<int32_t*>(of_thread + dots_bytes),
+    return {reinterpret_cast<int16_t*>(of_thread),
+            reinterpret_cast<int32_t*>(of_thread + steps_bytes),
             reinterpret_cast<int64_t*>(masses),
             reinterpret_cast<uint32_t*>(tiles),
             reinterpret_cast<uint16_t*>(tiles + tiles_bytes),
-            reinterpret_cast<uint8_t*>(tiles + tiles_bytes + 2 * kMassDotsStride)};
+            reinterpret_cast<uint8_t*>(tiles + tiles_bytes + 2 * kMassStride)};
   }
-  const size_t dots_bytes, masses_bytes, tiles_bytes, thread_bytes;
+  const size_t steps_bytes, masses_bytes, tiles_bytes, thread_bytes;
 };
 
 // Adds what `fixed` has of the tokens to their cells: masses as a range's.
 void AddMasses(const CpuOps& ops, int32_t group, const int32_t* fixed, const uint8_t* cells,
                TokenRange tokens, int64_t* masses) {
   for (int32_t full = 0; full < FullGroups(group); ++full) {
-    ops.mass_add(fixed + int64_t{full} * kMassAddQueries * kMassDotsStride, cells, tokens.first,
+    ops.mass_add(fixed + int64_t{full} * kMassAddQueries * kMassStride, cells, tokens.first,
                  tokens.last, masses + int64_t{full} * kMassAddQueries * kTransformCells);
   }
 }
@@ -318,13 +340,13 @@ void WeighRange(const CpuOps& ops, const Unit& unit, const Range& range,
   const int32_t group = unit.call.group;
   if (range.masses != nullptr) std::fill_n(range.masses, RangeMasses(group), 0);
   ForPieces(range.tokens, [&](TokenRange tokens, int32_t tile) {
-    const float* dots = scratch.dots;
+    const int16_t* steps = scratch.steps;
     if (unit.kept != nullptr) {
-      dots = unit.kept + PieceOf(unit, tokens.first) * DotsOfPiece(group);
+      steps = unit.kept + PieceOf(unit, tokens.first) * StepsOfPiece(group);
     } else {
-      ops.mass_dots(unit.call, tokens.first, tokens.last, scratch.dots);
+      ops.mass_steps(unit.call, unit.heads.data(), tokens.first, tokens.last, scratch.steps);
     }
-    ops.mass_weights(unit.heads.data(), group, dots, tokens.last - tile,
+    ops.mass_weights(unit.heads.data(), group, steps, tokens.last - tile,
                      unit.distances + (tile - unit.base),
                      range.masses == nullptr ? nullptr : scratch.fixed);
     if (range.masses == nullptr) return;
@@ -464,8 +486,8 @@ void TakeMasses(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const 
         tokens.subspan(begin, std::min<size_t>(kMassPieceTokens, tokens.size() - begin));
     const auto count = static_cast<int32_t>(part.size());
     const MassCall call = GatherCodes(unit.call, part, scratch.tiles);
-    ops.mass_dots(call, 0, count, scratch.dots);
-    ops.mass_weights(unit.heads.data(), group, scratch.dots, count, scratch.distances,
+    ops.mass_steps(call, unit.heads.data(), 0, count, scratch.steps);
+    ops.mass_weights(unit.heads.data(), group, scratch.steps, count, scratch.distances,
                      scratch.fixed);
     ops.mass_cells(call, cell_bits.data(), static_cast<int32_t>(cell_bits.size()), 0, count,
                    scratch.cells);
@@ -499,7 +521,7 @@ struct RerankScratch {
   RerankScratch(int32_t most, int32_t group, int32_t words, int32_t residual_words)
       : places((size_t{1} * most + kCodeTileTokens - 1) / kCodeTileTokens * kCodeTileTokens +
                kPadding),
-        dots_values(size_t{1} * group * kMassDotsStride) {
+        dots_values(size_t{1} * group * kMassStride) {
     size_t end = 0;
     const auto take = [&end](size_t bytes) {
       const size_t begin = end;
@@ -540,9 +562,9 @@ int32_t KeepNearest(const RetrievalQuery& query, const uint16_t* distances,
   return kept;
 }
 
-// Distances of a unit's candidates by both codes. `heads` have the references and inverses of the selection.
-void RerankUnit(const CpuOps& ops, const Unit& first, const Unit& residual,
-                std::span<const MassHead> scales, std::span<const int32_t> candidates,
+// Distances of a unit's candidates by both codes. `references` and `inverses` are those of the selection.
+void RerankUnit(const CpuOps& ops, const Unit& first, const Unit& residual, const float* references,
+                const float* first_inverses, std::span<const int32_t> candidates,
                 const RerankScratch& sizes, std::byte* scratch) {
   const int32_t group = first.call.group, count = static_cast<int32_t>(candidates.size());
   const auto at = [&](size_t offset) { return scratch + offset; };
@@ -557,25 +579,24 @@ void RerankUnit(const CpuOps& ops, const Unit& first, const Unit& residual,
   std::vector<float> most(group), inverses(group);
   std::vector<int64_t> rest(group);
   for (int32_t g = 0; g < group; ++g) {
-    most[g] = scales[g].reference;
-    rest[g] = static_cast<int64_t>(0x1p26f / scales[g].inverse);
+    most[g] = references[g];
+    rest[g] = static_cast<int64_t>(0x1p26f / first_inverses[g]);
   }
   for (int32_t begin = 0; begin < count; begin += kMassPieceTokens) {
     const int32_t end = std::min(count, begin + kMassPieceTokens);
     ops.mass_dots(call, begin, end, dots);
     ops.mass_dots(residual_call, begin, end, residual_dots);
     for (int32_t g = 0; g < group; ++g) {
-      const RerankHead head = {first.heads[g].a, first.heads[g].b, scales[g].reference,
-                               residual.heads[g].a, residual.heads[g].b};
-      rest[g] -= ops.rerank_logits(head, dots + int64_t{g} * kMassDotsStride,
-                                   residual_dots + int64_t{g} * kMassDotsStride, end - begin,
+      const RerankHead head = {first.lines[g].a, first.lines[g].b, references[g],
+                               residual.lines[g].a, residual.lines[g].b};
+      rest[g] -= ops.rerank_logits(head, dots + int64_t{g} * kMassStride,
+                                   residual_dots + int64_t{g} * kMassStride, end - begin,
                                    logits + g * stride + begin, &most[g]);
     }
   }
   for (int32_t g = 0; g < group; ++g) {
-    auto total =
-        static_cast<int64_t>(static_cast<double>(std::max<int64_t>(rest[g], 0)) *
-                             static_cast<double>(TransformExp2(scales[g].reference - most[g])));
+    auto total = static_cast<int64_t>(static_cast<double>(std::max<int64_t>(rest[g], 0)) *
+                                      static_cast<double>(TransformExp2(references[g] - most[g])));
     total += ops.rerank_weights(most[g], count, logits + g * stride);
     inverses[g] = 0x1p26f / static_cast<float>(std::max<int64_t>(total, 1));
   }
@@ -740,11 +761,12 @@ void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
   for (const auto& [index, kv_head] : wave) {
     const TokenRange mid = args.queries[index].mid;
     if (has_tail(kv_head)) with_tail += NumRanges(mid, range_tokens);
-    const size_t unit_bytes = NumRanges(mid, kMassPieceTokens) * DotsOfPiece(group) * sizeof(float);
+    const size_t unit_bytes =
+        NumRanges(mid, kMassPieceTokens) * StepsOfPiece(group) * sizeof(int16_t);
     kept_bytes += unit_bytes;
     if (unit_bytes <= kKeptBytesMax) kept_bytes_max = std::max(kept_bytes_max, unit_bytes);
   }
-  // Each thread keeps the dots of its unit, or all units theirs, where that stays in threads' caches.
+  // Each thread keeps the steps of its unit, or all units theirs, where that stays in threads' caches.
   const size_t threads = num_threads();
   if (by_units) {
     kept_bytes = kept_bytes_max * threads;
@@ -755,14 +777,14 @@ void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
   std::byte* const scratch =
       codes_scratch_.Get(wave_bytes + masses_bytes + kept_bytes + sizes.thread_bytes * threads);
   auto* masses = reinterpret_cast<int64_t*>(scratch + wave_bytes);
-  auto* const kept = reinterpret_cast<float*>(scratch + wave_bytes + masses_bytes);
+  auto* const kept = reinterpret_cast<int16_t*>(scratch + wave_bytes + masses_bytes);
   const auto scratch_of = [&](int thread) {
     return sizes.Place(scratch + wave_bytes + masses_bytes + kept_bytes, thread);
   };
   std::vector<Unit> units(wave.size());
   std::vector<std::pair<Unit*, Range*>> ranges;
   std::byte* free = scratch;
-  float* free_kept = kept;
+  int16_t* free_kept = kept;
   for (size_t i = 0; i < units.size(); ++i) {
     Unit& unit = units[i];
     unit.index = wave[i].first;
@@ -784,7 +806,7 @@ void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
     unit.sums.resize(size_t{1} * unit.pieces * group);
     if (!by_units && kept_bytes > 0) {
       unit.kept = free_kept;
-      free_kept += unit.pieces * DotsOfPiece(group);
+      free_kept += unit.pieces * StepsOfPiece(group);
     }
     unit.ranges.reserve(NumRanges(mid, range_tokens));
     for (int32_t first = mid.first, last = first; first < mid.last; first = last) {
@@ -817,12 +839,12 @@ void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
     args.chosen.count(unit.index, unit.call.head) = taken;
     const int64_t first = unit.index * num_heads + first_head(unit);
     for (int32_t g = 0; g < group && args.scales != nullptr; ++g) {
-      args.scales->references[first + g] = unit.heads[g].reference;
+      args.scales->references[first + g] = ReferenceOf(unit.heads[g], unit.lines[g]);
       args.scales->inverses[first + g] = unit.heads[g].inverse;
     }
     if (tail == nullptr) return;
     for (int32_t g = 0; g < group; ++g) {
-      tail->references[first + g] = unit.heads[g].reference;
+      tail->references[first + g] = ReferenceOf(unit.heads[g], unit.lines[g]);
       tail->deltas[first + g] = unit.deltas[g];
     }
     int64_t* const of_unit = tail->masses + first * kTransformCells;
@@ -837,12 +859,12 @@ void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
     threads_.ParallelFor(num_units, [&](int64_t i, int thread) {
       Unit& unit = units[i];
       const PieceScratch of_thread = scratch_of(thread);
-      if (unit.pieces * DotsOfPiece(group) * sizeof(float) <= kKeptBytesMax) {
-        unit.kept = kept + thread * (kept_bytes_max / sizeof(float));
+      if (unit.pieces * StepsOfPiece(group) * sizeof(int16_t) <= kKeptBytesMax) {
+        unit.kept = kept + thread * (kept_bytes_max / sizeof(int16_t));
       }
       prepare(unit);
       for (const Range& range : unit.ranges) {
-        SumRange(ops_, cell_bits(unit), unit, range, of_thread.dots);
+        SumRange(ops_, cell_bits(unit), unit, range, of_thread.steps);
       }
       combine(unit);
       for (const Range& range : unit.ranges) WeighRange(ops_, unit, range, of_thread);
@@ -853,7 +875,7 @@ void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
   threads_.ParallelFor(num_units, [&](int64_t i, int) { prepare(units[i]); });
   threads_.ParallelFor(num_ranges, [&](int64_t i, int thread) {
     const auto& [unit, range] = ranges[i];
-    SumRange(ops_, cell_bits(*unit), *unit, *range, scratch_of(thread).dots);
+    SumRange(ops_, cell_bits(*unit), *unit, *range, scratch_of(thread).steps);
   });
   threads_.ParallelFor(num_units, [&](int64_t i, int) { combine(units[i]); });
   threads_.ParallelFor(num_ranges, [&](int64_t i, int thread) {
@@ -911,13 +933,10 @@ void CpuBackend::RerankByMass(const RerankByMassArgs& args) {
     };
     const Unit first = prepare(packed, args.codes, args.code_layout);
     const Unit second = prepare(residual, args.residual_codes, args.residual_layout);
-    std::vector<MassHead> scales(group);
-    for (int32_t g = 0; g < group; ++g) {
-      scales[g].reference = args.scales.references[index * heads + first_head + g];
-      scales[g].inverse = args.scales.inverses[index * heads + first_head + g];
-    }
+    const int64_t scales = index * heads + first_head;
     std::byte* const of_thread = scratch + sizes.thread_bytes * thread;
-    RerankUnit(ops_, first, second, scales, candidates, sizes, of_thread);
+    RerankUnit(ops_, first, second, args.scales.references + scales, args.scales.inverses + scales,
+               candidates, sizes, of_thread);
     args.kept.count(index, kv_head) =
         KeepNearest(query, reinterpret_cast<const uint16_t*>(of_thread + sizes.distances),
                     candidates, args.kept.chosen(index, kv_head));
@@ -956,7 +975,9 @@ void CpuBackend::TakeFromTail(const TakeFromTailArgs& args) {
     const int64_t first = unit.index * heads + int64_t{kv_head} * group;
     PrepareUnit(ops_, packed, kv_head, q.f32(unit.query->row) + int64_t{kv_head} * group * d,
                 args.scale * kTransformLog2E, unit);
-    for (int32_t g = 0; g < group; ++g) unit.heads[g].reference = tail.references[first + g];
+    for (int32_t g = 0; g < group; ++g) {
+      unit.heads[g].reference = StepsOfReference(tail.references[first + g], unit.lines[g]);
+    }
     const std::span<const int32_t> tokens(read.chosen(unit.index, kv_head),
                                           static_cast<size_t>(count));
     WINNOW_CHECK(tokens.front() >= unit.query->mid.first && tokens.back() < unit.query->mid.last);

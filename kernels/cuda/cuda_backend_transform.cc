@@ -74,7 +74,7 @@ void CudaBackend::SelectByMass(const SelectByMassArgs& args) {
   const DeviceQuery* on_device = StageQueries(queries, code_layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
   const Selection selection = NewSelection(args.chosen, queries.size());
-  // Keys of all tokens lie in the workspace: of one query of 8 heads at 1M tokens 16 MiB.
+  // Steps, keys and cells of all tokens lie in the workspace: of one query of 8 KV heads and 4 queries each at 1M tokens 88 MiB.
   const size_t at_once = QueriesAtOnce(queries.size(), [&](int32_t num_queries) {
     return MassSelectWorkspaceBytes(shape_of(num_queries));
   });

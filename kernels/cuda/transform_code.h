@@ -123,10 +123,10 @@ struct AnchorMasses {
 };
 
 // Prepare makes coefficients of the queries; then, where there is room for the blocks of all rows, one launch whose blocks
-// meet; or five: Pieces (integer dots, each piece's peak and sum; the row's last block makes R and the sum of masses),
-// Masses (the dots again, each token's key, counted by its upper 9 bits, and the masses of cells), Count (the lower 7 bits
-// of those in the cut's bin, and where each chunk's tokens go), Compact (tokens), and for a tail Take (the masses of what
-// was selected leave their cells). Then codes are read twice, and keys (2 bytes a token) go through the workspace.
+// meet; or four: Pieces (steps and cells, each piece's peak and sum; the row's last block makes R and the sum of masses),
+// Masses (each token's key, counted by its upper 9 bits), Count (the lower 7 bits of those in the cut's bin, and where each
+// chunk's tokens go) and Compact (tokens, and the masses of the cells of the others). Then steps (2 bytes a token and head),
+// keys (2 bytes a token) and cells (1) go through the workspace.
 size_t MassSelectWorkspaceBytes(const MassSelectShape& shape);
 ZeroedPart MassSelectZeroedPart(const MassSelectShape& shape);
 

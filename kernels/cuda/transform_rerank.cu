@@ -146,7 +146,8 @@ __global__ void __launch_bounds__(kLogitThreads)
 #pragma unroll
     for (int g = 0; g < kGroup; ++g) {
       both[g] = __fmaf_rn(a[0][g], FloatOf(dots[g] + kIntegerBits), b[0][g]);
-      of_first[g] = __float2ll_rz(__fmul_rn(Exp2(__fsub_rn(both[g], references[g])), 0x1p26f));
+      of_first[g] =
+          __float2ll_rz(__fmul_rn(Exp2(fminf(__fsub_rn(both[g], references[g]), 0.0f)), 0x1p26f));
     }
     AddDots<kGroup>(args.residual, head, block, at, coefs[1], dots);
 #pragma unroll

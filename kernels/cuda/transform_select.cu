@@ -2,7 +2,7 @@
 // kernels/transform_code.h, rounding by rounding.
 //
 // A row is one query and KV head. Prepare: a block a query head, a thread a dimension. Then, where the blocks of all rows
-// run at once, one launch whose blocks meet (transform_select_fused.cuh); else five (transform_select_passes.cuh).
+// run at once, one launch whose blocks meet (transform_select_fused.cuh); else four (transform_select_passes.cuh).
 //
 // Keys are counted in two levels, 512 bins and then 128, because 65,536 counts do not fit into shared memory and few of
 // the 512 are not zero. Ties cost nothing: additions to one address are merged within a warp.
@@ -99,10 +99,13 @@ __global__ void __launch_bounds__(kPrepareThreads)
   }
   if (coef != 0) atomicAdd(&half_steps, coef * ((1 << width) - 1));
   __syncthreads();
-  float a = __fmul_rn(__fdiv_rn(peak, 127.0f), args.scale2);
-  float b =
-      __fmaf_rn(a, __fmul_rn(-0.5f, __int2float_rn(half_steps)), __fmul_rn(args.scale2, centre));
-  const bool usable = not_finite == 0 && isfinite(a) && isfinite(b);
+  const float a = __fmul_rn(__fdiv_rn(peak, 127.0f), args.scale2);
+  const float middle = __fmul_rn(-0.5f, __int2float_rn(half_steps));
+  const float b = __fmaf_rn(a, middle, __fmul_rn(args.scale2, centre));
+  const float step = __fmul_rn(a, float{kMassSteps}), origin = rintf(__fmul_rn(step, middle));
+  const float offset = __fmaf_rn(origin, -1.0f / kMassSteps, b);
+  const bool usable = not_finite == 0 && isfinite(a) && isfinite(b) &&
+                      fabsf(origin) <= kMassOriginMost && fabsf(offset) <= kMassOffsetMost;
   float delta = 0;
   if (i == 0 && args.tail_masses != nullptr && usable) {
 #pragma unroll 16
@@ -124,16 +127,19 @@ __global__ void __launch_bounds__(kPrepareThreads)
   const AnchorMasses& anchors = args.anchors;
   to.a = usable ? a : 0;
   to.b = usable ? b : 0;
+  to.step = usable ? step : 0;
+  to.origin = usable ? origin : 0;
+  to.offset = usable ? offset : 0;
   if (anchors.masses != nullptr) {
     const float mass =
         anchors.states != nullptr ? MassOf(anchors.states, at, d) : anchors.masses[at];
     if (anchors.states != nullptr) anchors.made[at] = mass;
-    to.anchors = AnchorsOf(mass);
+    to.anchors = AnchorsOf(mass, to.offset);
   }
   if (args.tail_masses != nullptr) args.tail_deltas[at] = delta;
   if (query.mid.first < query.mid.last || args.chosen_counts == nullptr) return;
   // No block scans: what the last of them would leave.
-  if (args.tail_masses != nullptr) args.tail_references[at] = to.anchors;
+  if (args.tail_masses != nullptr) args.tail_references[at] = 0;
   if (g == 0) args.chosen_counts[int64_t{blockIdx.y} * args.kv_heads + kv_head] = 0;
 }
 
@@ -189,8 +195,9 @@ __global__ void __launch_bounds__(kTakeThreads)
   }
   if (threadIdx.x < group) {
     const PreparedQuery& of_query = prepared[threadIdx.x];
-    heads[threadIdx.x] = {of_query.a, of_query.b, args.tail_references[first_head + threadIdx.x],
-                          0};
+    const float reference = args.tail_references[first_head + threadIdx.x];
+    heads[threadIdx.x] = {of_query.step, __fadd_rn(of_query.origin, kIntegerFloat), 0,
+                          StepsOfReference(reference, of_query.offset), 0};
   }
   __syncthreads();
   for (; j < count; j += step) {
@@ -218,9 +225,14 @@ __global__ void __launch_bounds__(kTakeThreads)
 #pragma unroll
     for (int g = 0; g < kTransformGroupMax; ++g) {
       if (g >= group) break;
-      const float logit = __fmaf_rn(heads[g].a, FloatOf(dots[g] + kIntegerBits), heads[g].b);
-      const float weight = Exp2(__fsub_rn(logit, heads[g].reference));
-      const uint32_t mass = __float2uint_rz(__fmul_rn(weight, 0x1p30f));
+      const auto steps = static_cast<int32_t>(StepBitsOf(FloatOf(dots[g] + kIntegerBits),
+                                                         heads[g].step, heads[g].origin)) -
+                         kIntegerBits;
+      // The reference is the caller's: no larger than steps only if they agree.
+      const int32_t below = min(steps - heads[g].reference, 0);
+      const float power =
+          __uint_as_float(static_cast<uint32_t>(max(below + kMassPowerTop, kMassPowerLeast)) << 16);
+      const uint32_t mass = __float2uint_rz(__fmul_rn(power, 0x1p30f));
       AddUnlessZero(&lower[g * kTransformCells + cell], mass & 0x7fffu);
       AddUnlessZero(&upper[g * kTransformCells + cell], mass >> 15);
     }
@@ -251,7 +263,8 @@ struct Plan {
   int32_t tiles;  // of a warp of the fused kernel; 0: in passes
   int64_t row_tokens;
   size_t zeroed_bytes;  // from the beginning
-  size_t coarse, fine, tickets, prepared, peaks, sums, counts, places, cuts, keys, size_bytes;
+  size_t coarse, fine, tickets, prepared, records, counts, places, cuts, steps, keys, cells,
+      size_bytes;
 };
 
 // Calls `call` with a code's slots, heads and tiles as template arguments.
@@ -291,7 +304,7 @@ auto ForFused(int32_t bits, int32_t group, int32_t tiles, const Call& call) {
 int64_t FusedBlocksAtOnce(int32_t bits, int32_t group, int32_t tiles) {
   const size_t most_bytes = CurrentDevice().block_shared_bytes;
   return ForFused(bits, group, tiles, [&]<int kSlots, int kGroup, int kTiles>() -> int64_t {
-    constexpr size_t kBytes = sizeof(typename RolledFused<kSlots, kGroup, kTiles>::Shared);
+    constexpr size_t kBytes = sizeof(typename WholeFused<kSlots, kGroup, kTiles>::Shared);
     int blocks = 0;
     if (kBytes > most_bytes || BlocksPerMultiprocessor(FusedKernel<kSlots, kGroup, kTiles>,
                                                        kThreads, kBytes, &blocks) != cudaSuccess) {
@@ -342,13 +355,14 @@ Plan MakePlan(const MassSelectShape& shape) {
   plan.tickets = take(rows * 4 * 4);
   plan.zeroed_bytes = end;
   plan.prepared = take(rows * shape.group * sizeof(PreparedQuery));
-  plan.peaks = take(rows * plan.pieces * group * 4);
-  plan.sums = take(rows * plan.pieces * group * 8);
+  plan.records = take(rows * plan.pieces * group * sizeof(PieceRecord));
   plan.counts = take(rows * plan.chunks * kFineBins * 4);
   if (plan.tiles == 0) {
     plan.places = take(rows * plan.chunks * 2 * 4);
     plan.cuts = take(rows * sizeof(MassCut));
+    plan.steps = take(rows * plan.row_tokens * group * 2);
     plan.keys = take(rows * plan.row_tokens * 2);
+    plan.cells = take(rows * plan.row_tokens);
   }
   plan.size_bytes = end;
   return plan;
@@ -377,9 +391,10 @@ Args MakeArgs(const MassSelectShape& shape, const Plan& plan, const DeviceTransf
           tail.of_all ? 1 : 0,
           anchors.just_attended ? 1 : 0,
           reinterpret_cast<PreparedQuery*>(memory + plan.prepared),
-          reinterpret_cast<int32_t*>(memory + plan.peaks),
-          reinterpret_cast<int64_t*>(memory + plan.sums),
+          reinterpret_cast<PieceRecord*>(memory + plan.records),
+          reinterpret_cast<uint32_t*>(memory + plan.steps),
           reinterpret_cast<uint16_t*>(memory + plan.keys),
+          reinterpret_cast<uint8_t*>(memory + plan.cells),
           reinterpret_cast<uint32_t*>(memory + plan.coarse),
           reinterpret_cast<uint32_t*>(memory + plan.fine),
           reinterpret_cast<uint32_t*>(memory + plan.counts),
@@ -395,13 +410,29 @@ Args MakeArgs(const MassSelectShape& shape, const Plan& plan, const DeviceTransf
           chosen.capacity};
 }
 
-// A block has so many tokens of a row.
+// A block for each chunk of a row.
 template <typename Kernel>
-cudaError_t LaunchOver(Kernel kernel, const Plan& plan, int64_t block_tokens, const Args& args,
-                       Stream stream) {
-  const dim3 grid(static_cast<unsigned>(CeilDiv(plan.row_tokens, block_tokens)),
-                  static_cast<unsigned>(plan.rows));
+cudaError_t LaunchOver(Kernel kernel, const Plan& plan, const Args& args, Stream stream) {
+  const dim3 grid(static_cast<unsigned>(plan.chunks), static_cast<unsigned>(plan.rows));
   return Launch(kernel, grid, kThreads, 0, stream, false, args);
+}
+
+// As many blocks as run at once share out the chunks of all rows.
+template <int kSlots, int kGroup>
+cudaError_t LaunchPieces(const Plan& plan, const Args& args, Stream stream) {
+  using Pieces = FusedShape<kSlots, kGroup, kPieceTiles<kGroup>>;
+  static_assert(kChunkTokens % Pieces::kChunkTokens == 0);
+  int at_once = 0;
+  if (const cudaError_t error =
+          BlocksPerMultiprocessor(PiecesKernel<kSlots, kGroup>, kThreads, 0, &at_once);
+      error != cudaSuccess) {
+    return error;
+  }
+  const int64_t blocks = int64_t{at_once} * CurrentDevice().multiprocessors / plan.rows;
+  const int64_t chunks = plan.row_tokens / Pieces::kChunkTokens;
+  const auto of_row = static_cast<unsigned>(std::clamp<int64_t>(blocks, 1, chunks));
+  return Launch(PiecesKernel<kSlots, kGroup>, dim3(of_row, static_cast<unsigned>(plan.rows)),
+                kThreads, 0, stream, false, args);
 }
 
 // Takes the selection's tokens; few rows have more blocks each.
@@ -415,38 +446,18 @@ cudaError_t LaunchTake(int32_t rows, const Args& args, const Selection& read, St
                 shared_bytes, stream, false, args, read);
 }
 
-template <int kSlots, int kGroup>
-cudaError_t LaunchPasses(const Plan& plan, const Args& args, const Selection& chosen,
-                         Stream stream) {
-  using Pieces = FusedShape<kSlots, kGroup, kPieceTiles<kGroup>>;
-  using Masses = FusedShape<kSlots, kGroup, kMassTiles>;
-  static_assert(kChunkTokens % Masses::kChunkTokens == 0);
-  if (const cudaError_t error =
-          LaunchOver(PiecesKernel<kSlots, kGroup>, plan, Pieces::kChunkTokens, args, stream);
-      error != cudaSuccess) {
-    return error;
-  }
-  if (const cudaError_t error =
-          LaunchOver(MassesKernel<kSlots, kGroup>, plan,
-                     int64_t{kMassChunks} * Masses::kChunkTokens, args, stream);
-      error != cudaSuccess) {
-    return error;
-  }
-  if (const cudaError_t error = LaunchOver(CountKernel, plan, kChunkTokens, args, stream);
-      error != cudaSuccess) {
-    return error;
-  }
-  if (const cudaError_t error = LaunchOver(CompactKernel, plan, kChunkTokens, args, stream);
-      error != cudaSuccess || args.tail_masses == nullptr || args.tail_of_all != 0) {
-    return error;
-  }
-  return LaunchTake(plan.rows, args, chosen, stream);
-}
 template <int kGroup>
-cudaError_t LaunchPasses(const Plan& plan, const Args& args, const Selection& chosen,
-                         Stream stream) {
-  if (args.transform.bits <= 128) return LaunchPasses<1, kGroup>(plan, args, chosen, stream);
-  return LaunchPasses<2, kGroup>(plan, args, chosen, stream);
+cudaError_t LaunchPasses(const Plan& plan, const Args& args, Stream stream) {
+  const bool one_slot = args.transform.bits <= 128, tail = args.tail_masses != nullptr;
+  for (const cudaError_t error : {one_slot ? LaunchPieces<1, kGroup>(plan, args, stream)
+                                           : LaunchPieces<2, kGroup>(plan, args, stream),
+                                  LaunchOver(MassesKernel<kGroup>, plan, args, stream),
+                                  LaunchOver(CountKernel, plan, args, stream),
+                                  tail ? LaunchOver(CompactKernel<kGroup>, plan, args, stream)
+                                       : LaunchOver(CompactKernel<0>, plan, args, stream)}) {
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 cudaError_t LaunchFused(const Plan& plan, const Args& args, Stream stream) {
@@ -454,7 +465,7 @@ cudaError_t LaunchFused(const Plan& plan, const Args& args, Stream stream) {
   return ForFused(args.transform.bits, plan.group, plan.tiles,
                   [&]<int kSlots, int kGroup, int kTiles>() {
                     return Launch(FusedKernel<kSlots, kGroup, kTiles>, grid, kThreads,
-                                  sizeof(typename RolledFused<kSlots, kGroup, kTiles>::Shared),
+                                  sizeof(typename WholeFused<kSlots, kGroup, kTiles>::Shared),
                                   stream, /*cooperative=*/plan.chunks > 1, args);
                   });
 }
@@ -537,13 +548,13 @@ cudaError_t SelectByMass(const MassSelectShape& shape, const DeviceTransform& tr
   if (plan.tiles != 0) return LaunchFused(plan, args, stream);
   switch (plan.group) {
     case 2:
-      return LaunchPasses<2>(plan, args, chosen, stream);
+      return LaunchPasses<2>(plan, args, stream);
     case 4:
-      return LaunchPasses<4>(plan, args, chosen, stream);
+      return LaunchPasses<4>(plan, args, stream);
     case 8:
-      return LaunchPasses<8>(plan, args, chosen, stream);
+      return LaunchPasses<8>(plan, args, stream);
     default:
-      return LaunchPasses<16>(plan, args, chosen, stream);
+      return LaunchPasses<16>(plan, args, stream);
   }
 }
 

@@ -1,10 +1,10 @@
 // The blocks of selection by estimated mass, and selection in one launch whose blocks meet (transform_select.cu says when):
-// dots and keys stay in shared memory, of which a block takes 54 KiB (G = 2) to 110 (G = 16).
+// steps and keys stay in shared memory, of which a block takes 38 KiB (G = 2) to 78 (G = 16).
 //
-// In passes dots are in registers, and loops over them are unrolled as a whole. In one launch they would be 12,300
-// instructions (197 KB at 192 bits and 32 tiles), which each block goes through once. A layer's other kernels and its weights
-// drive them out of all caches meanwhile: beside each other on an H200, 128K, they took 45 us, in a decode step 57 to 74. As
-// loops they are 5,000, and a step of 30 such layers takes 0.4 to 0.6 ms less. Alone they are 3 us slower. Tried and lost: loops unrolled twice
+// Loops over steps stay loops. Unrolled, with dots in registers, one launch was 12,300 instructions (197 KB at 192 bits and
+// 32 tiles), which each block went through once. A layer's other kernels and its weights drive them out of all caches
+// meanwhile: beside each other on an H200, 128K, they took 45 us, in a decode step 57 to 74. As loops they were 5,000, and a
+// step of 30 such layers took 0.4 to 0.6 ms less. Alone they were 3 us slower. Tried and lost: loops unrolled twice
 // and four times; blocks of half the tokens, four to a multiprocessor (45 in place of 42 us alone); all tokens' masses added
 // up while others come to a meeting, and those of the selected subtracted in the end (+ 2.5 us).
 //
@@ -25,6 +25,8 @@
 // run at once, so none waits for one that has not begun.
 #ifndef WINNOW_KERNELS_CUDA_TRANSFORM_SELECT_FUSED_CUH_
 #define WINNOW_KERNELS_CUDA_TRANSFORM_SELECT_FUSED_CUH_
+
+#include <type_traits>
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/read_once.cuh"
@@ -54,24 +56,29 @@ struct FusedShape {
   static_assert(kWarpTokens <= kMassPieceTokens && 2 * kUnits <= 32);
 };
 
-// kChunks: that a block has one after the other. kRolled: dots lie in shared memory, and loops over them stay loops.
-template <int kSlots, int kGroup, int kTiles, int kChunks, bool kRolled>
-struct FusedShared {
+template <int kSlots, int kGroup, int kTiles>
+struct PiecesShared {
   using Shape = FusedShape<kSlots, kGroup, kTiles>;
-  int4 dots[kRolled ? Shape::kProducts : 1][kRolled ? kThreads : 1];  // each thread's own
   uint4 fields[kSlots][kTransformFusedSteps][4];  // by class: rotate and mask of two fields
   uint2 coefs[kSlots][kTransformFusedSteps][Shape::kColumnHalves][4][8];
   int32_t steps[kSlots];
   uint4 cell_fields[kSlots][kTransformCellSteps][4];
   uint2 cell_weights[kSlots][kTransformCellSteps][4];
   int32_t cell_steps[kSlots];
-  uint32_t tiles[kChunks * Shape::kChunkTokens / kCodeTileTokens];  // where they begin, in tiles
   int32_t warp_peaks[kWarps][kGroup];
   long long warp_sums[kWarps][kGroup];
-  float warp_references[kWarps][kGroup];
+  int32_t warp_references[kWarps][kGroup];
   Weighing heads[kGroup];
+  alignas(16) uint16_t cells[Shape::kChunkTokens / 2];  // two tokens each
+  uint32_t is_last;
+  uint2 steps_of[Shape::kProducts][kThreads];  // each thread's own
+};
+
+// Of a block that has all of the selection.
+template <int kSlots, int kGroup, int kTiles>
+struct FusedShared : PiecesShared<kSlots, kGroup, kTiles> {
+  using Shape = FusedShape<kSlots, kGroup, kTiles>;
   alignas(16) uint32_t keys[Shape::kChunkTokens / 2];
-  uint16_t cells[Shape::kChunkTokens / 2];  // two tokens each
   uint16_t is_left[kThreads];    // bits: of a thread's tokens those inside mid and not selected
   uint32_t counts[kCoarseBins];  // of the chunk, then of the row
   // 2^30 times the mass: its lower 15 bits, and what is above them. Cells side by side and in an order of the head's own
@@ -79,7 +86,7 @@ struct FusedShared {
   uint32_t masses[kGroup][2][kTransformCells];
   uint32_t scan[kWarps];
   uint32_t places[kWarps][2];
-  uint32_t above, is_last;
+  uint32_t above;
   uint2 found;
 };
 
@@ -98,11 +105,14 @@ __device__ __forceinline__ void Meet(uint32_t* meeting, uint32_t blocks) {
   __syncthreads();
 }
 
-template <int kSlots, int kGroup, int kTiles, int kChunks = 1, bool kRolled = false>
+// kAll: the block has all of the selection of one chunk. Else it has peaks and sums of as many chunks as there are for it,
+// one after the other.
+template <int kSlots, int kGroup, int kTiles, bool kAll>
 class Fused {
  public:
   using Shape = FusedShape<kSlots, kGroup, kTiles>;
-  using Shared = FusedShared<kSlots, kGroup, kTiles, kChunks, kRolled>;
+  using Shared = std::conditional_t<kAll, FusedShared<kSlots, kGroup, kTiles>,
+                                    PiecesShared<kSlots, kGroup, kTiles>>;
 
   __device__ Fused(const Args& args, Shared& shared)
       : args_(args),
@@ -111,8 +121,10 @@ class Fused {
         kv_head_(row_ % args.kv_heads),
         query_(args.queries[row_ / args.kv_heads]),
         base_(BaseOf(query_)),
-        begin_(base_ + static_cast<int32_t>(blockIdx.x) * kBlockTokens),
-        blocks_(static_cast<uint32_t>((query_.mid.last - base_ + kBlockTokens - 1) / kBlockTokens)),
+        begin_(base_ + static_cast<int32_t>(blockIdx.x) * Shape::kChunkTokens),
+        blocks_(min(gridDim.x,
+                    static_cast<uint32_t>((query_.mid.last - base_ + Shape::kChunkTokens - 1) /
+                                          Shape::kChunkTokens))),
         lane_(static_cast<int32_t>(threadIdx.x) % 32),
         warp_(static_cast<int32_t>(threadIdx.x) / 32),
         class_(lane_ % 4),
@@ -127,7 +139,10 @@ class Fused {
   // All of it, in one launch.
   __device__ __forceinline__ void Run() {
     if (!Begin()) return;
-    MakeDots(args_.tail_masses != nullptr);
+    Words words;
+    const uint32_t tiles = TilesAt(begin_);
+    LoadWords(tiles, 0, words);
+    MakeSteps(args_.tail_masses != nullptr, words, tiles, /*more=*/false, 0);
     LeavePieces<false>();  // code for both would take its registers
     Meet(&Meetings()[0], blocks_);
     FinishRow();
@@ -145,14 +160,28 @@ class Fused {
     if (IsLast(&args_.tickets[4 * row_ + 3], blocks_, &shared_.is_last)) MakeReadyForNextCall();
   }
 
-  // The first of the passes: peaks and sums of pieces; the row's last block leaves R and inv.
+  // The first of the passes: steps and cells of tokens, peaks and sums of pieces; the row's last block leaves R and inv.
   __device__ __forceinline__ void RunPieces() {
     if (!Begin()) return;
-    MakeDots(/*cells=*/false);
-    if (IsWhole()) {
-      LeavePieces<true>();
-    } else {
-      LeavePieces<false>();
+    const bool tail = args_.tail_masses != nullptr;
+    const int32_t stride = static_cast<int32_t>(gridDim.x) * Shape::kChunkTokens;
+    Words words;
+    uint32_t tiles = TilesAt(begin_);
+    LoadWords(tiles, 0, words);
+#pragma unroll 1
+    for (;; begin_ += stride) {
+      const bool more = begin_ + stride < query_.mid.last;
+      const uint32_t next_tiles = more ? TilesAt(begin_ + stride) : 0;
+      MakeSteps(tail, words, tiles, more, next_tiles);
+      LeaveSteps();
+      if (IsWhole()) {
+        LeavePieces<true>();
+      } else {
+        LeavePieces<false>();
+      }
+      if (tail) LeaveCells();
+      if (!more) break;
+      tiles = next_tiles;
     }
     if (!IsLast(&args_.tickets[4 * row_], blocks_, &shared_.is_last)) return;
     FinishRow();
@@ -164,41 +193,7 @@ class Fused {
     }
   }
 
-  // The second: keys go to the workspace, and are counted by their upper 9 bits; all masses are added to their cells,
-  // those of the tokens that will be selected, too. The row's last block finds the cut's bin.
-  __device__ __forceinline__ void RunMasses() {
-    if (!Begin()) return;
-    if (threadIdx.x < args_.group) {
-      const PreparedQuery& from = args_.prepared[int64_t{row_} * args_.group + threadIdx.x];
-      shared_.heads[threadIdx.x].reference = from.reference;
-      shared_.heads[threadIdx.x].inverse = from.inverse;
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int chunk = 0; chunk < kChunks && begin_ < query_.mid.last; ++chunk) {
-      first_tile_ = chunk * (Shape::kChunkTokens / kCodeTileTokens);
-      MakeDots(args_.tail_masses != nullptr);
-      if (IsWhole()) {
-        LeaveKeys<true>();
-        if (args_.tail_masses != nullptr) AddMasses<true>();
-      } else {
-        LeaveKeys<false>();
-        if (args_.tail_masses != nullptr) AddMasses<false>();
-      }
-      begin_ += Shape::kChunkTokens;
-    }
-    __syncthreads();
-    if (args_.tail_masses != nullptr) LeaveMasses();
-    uint32_t* coarse = args_.coarse + int64_t{row_} * kCoarseBins;
-    for (int32_t bin = threadIdx.x; bin < kCoarseBins; bin += kThreads) {
-      if (shared_.counts[bin] != 0) atomicAdd(&coarse[bin], shared_.counts[bin]);
-    }
-    if (IsLast(&args_.tickets[4 * row_ + 1], blocks_, &shared_.is_last)) LeaveCut();
-  }
-
  private:
-  static constexpr int32_t kBlockTokens = kChunks * Shape::kChunkTokens;
-
   // False: the block has no tokens.
   __device__ __forceinline__ bool Begin() {
     const bool has_tokens = begin_ < query_.mid.last && query_.mid.first < query_.mid.last;
@@ -244,7 +239,7 @@ class Fused {
     return 8 * columns + (2 * class_ + j) % (kGroup > 8 ? 8 : kGroup);
   }
 
-  // Prepares all that no kernel writes: fields, where tiles begin, bits of cells. Leaves the thread's quads in `quads`.
+  // Prepares all that no kernel writes: fields, bits of cells. Leaves the thread's quads in `quads`.
   __device__ __forceinline__ void PrepareTables(uint2 (&quads)[kCoefsOfThread]) {
     const DeviceTransformHead& of_head = args_.transform.heads[kv_head_];
     const bool tail = args_.tail_masses != nullptr;
@@ -276,21 +271,10 @@ class Fused {
           make_uint4(pair[0].rotate, pair[0].mask, pair[1].rotate, pair[1].mask);
       shared_.cell_weights[slot][step][of_class] = make_uint2(pair[0].weights, pair[1].weights);
     }
-    const int32_t words = args_.transform.bits / 32;
-    for (int32_t t = threadIdx.x; t < kBlockTokens / kCodeTileTokens; t += kThreads) {
-      // Tiles past mid stand for the block's first, whose codes are read again and not used.
-      const int32_t token =
-          begin_ + t * kCodeTileTokens < query_.mid.last ? begin_ + t * kCodeTileTokens : begin_;
-      const int32_t block = args_.block_tokens.Divide(token);
-      shared_.tiles[t] =
-          static_cast<uint32_t>((query_.block_table[block] * args_.block_words +
-                                 int64_t{token - block * args_.block_tokens.divisor()} * words) /
-                                (kCodeTileTokens * words));
-    }
-    for (int32_t bin = threadIdx.x; bin < kCoarseBins; bin += kThreads) shared_.counts[bin] = 0;
-    if (threadIdx.x == 0) shared_.above = 0;
-    if (tail) {
-      for (int32_t i = threadIdx.x; i < kGroup * kTransformCells * 2; i += kThreads)
+    if constexpr (kAll) {
+      for (int32_t bin = threadIdx.x; bin < kCoarseBins; bin += kThreads) shared_.counts[bin] = 0;
+      if (threadIdx.x == 0) shared_.above = 0;
+      for (int32_t i = threadIdx.x; i < kGroup * kTransformCells * 2 && tail; i += kThreads)
         (&shared_.masses[0][0][0])[i] = 0;
     }
   }
@@ -309,37 +293,51 @@ class Fused {
     if (threadIdx.x >= kThreads - kGroup) {
       const int32_t g = threadIdx.x - (kThreads - kGroup);
       shared_.heads[g] = {};
-      // R takes the place of e.
-      if (g < args_.group)
-        shared_.heads[g] = {prepared[g].a, prepared[g].b, prepared[g].anchors, 0};
+      if (g < args_.group) {
+        shared_.heads[g] = {prepared[g].step, prepared[g].origin, prepared[g].offset,
+                            prepared[g].anchors, 0};
+      }
     }
   }
 
+  // Where a tile of the warp's begins, in tiles: lane t has that of tile t of the chunk at `begin`.
+  __device__ __forceinline__ uint32_t TilesAt(int32_t begin) const {
+    const int32_t words = args_.transform.bits / 32;
+    const int32_t at = begin + warp_ * Shape::kWarpTokens + lane_ % kTiles * kCodeTileTokens;
+    // Tiles past mid stand for the chunk's first, whose codes are read again and not used.
+    const int32_t token = at < query_.mid.last ? at : begin;
+    const int32_t block = args_.block_tokens.Divide(token);
+    return static_cast<uint32_t>((query_.block_table[block] * args_.block_words +
+                                  int64_t{token - block * args_.block_tokens.divisor()} * words) /
+                                 (kCodeTileTokens * words));
+  }
   // The lane's words of kTilesAtOnce tiles: two tokens each.
-  __device__ __forceinline__ void LoadWords(int first_tile,
-                                            uint2 (&words)[kTilesAtOnce][kSlots]) const {
+  struct Words {
+    uint2 of[kTilesAtOnce][kSlots];
+  };
+  __device__ __forceinline__ void LoadWords(uint32_t tiles, int first_tile, Words& words) const {
 #pragma unroll
     for (int t = 0; t < kTilesAtOnce; ++t) {
-      const uint32_t tile = shared_.tiles[first_tile_ + warp_ * kTiles + first_tile + t];
+      const uint32_t tile = __shfl_sync(kFullMask, tiles, first_tile + t);
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
         const auto* const from =
             reinterpret_cast<const uint8_t*>(words_[s]) + uint64_t{tile} * tile_bytes_;
         // Relaxed: a plain load the compiler moves to where the words are used, so that nothing flies ahead.
         asm volatile("ld.relaxed.gpu.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-                     : "=r"(words[t][s].x), "=r"(words[t][s].y)
+                     : "=r"(words.of[t][s].x), "=r"(words.of[t][s].y)
                      : "l"(from), "l"(ReadOnce()));
       }
     }
   }
 
   // Adds to `sums` the products of two fields of the tiles' words, A, and `numbers` of each, B.
-  __device__ __forceinline__ void MultiplyFields(const uint2 (&words)[kTilesAtOnce][kSlots], int s,
-                                                 uint4 fields, uint2 numbers, int32_t (*sums)[4],
+  __device__ __forceinline__ void MultiplyFields(const Words& words, int s, uint4 fields,
+                                                 uint2 numbers, int32_t (*sums)[4],
                                                  int stride) const {
 #pragma unroll
     for (int t = 0; t < kTilesAtOnce; ++t) {
-      const uint2 pair = words[t][s];
+      const uint2 pair = words.of[t][s];
       const uint32_t a[4] = {__funnelshift_r(pair.x, pair.x, fields.x) & fields.y,
                              __funnelshift_r(pair.y, pair.y, fields.x) & fields.y,
                              __funnelshift_r(pair.x, pair.x, fields.z) & fields.w,
@@ -351,35 +349,33 @@ class Fused {
     }
   }
 
-  // The sums of product `p`: rows r, columns 2c and 2c + 1; rows r + 8, the same. Dots, and weights in their place.
-  __device__ __forceinline__ int4 Sums(int p) const {
-    if constexpr (kRolled) return shared_.dots[p][threadIdx.x];
-    return dots_[p];
-  }
-  __device__ __forceinline__ void KeepSums(int p, int4 sums) {
-    if constexpr (kRolled) {
-      shared_.dots[p][threadIdx.x] = sums;
-    } else {
-      dots_[p] = sums;
-    }
+  // Steps of product `p`: of row r, columns 2c and 2c + 1; of row r + 8, the same.
+  __device__ __forceinline__ uint2 Steps(int p) const { return shared_.steps_of[p][threadIdx.x]; }
+  __device__ __forceinline__ void KeepSteps(int p, uint2 steps) {
+    shared_.steps_of[p][threadIdx.x] = steps;
   }
   static constexpr int kProductsAtOnce = kTilesAtOnce / Shape::kParts * Shape::kColumnHalves;
-  // Times that loops over units, and over tiles, are unrolled.
-  static constexpr int kUnrolledUnits = kRolled ? 1 : Shape::kUnits;
-  static constexpr int kUnrolledTiles = kRolled ? 1 : kTiles / kTilesAtOnce;
 
-  __device__ __forceinline__ void MakeDots(bool cells) {
-    uint2 next[kTilesAtOnce][kSlots];
-    LoadWords(0, next);
-#pragma unroll(kUnrolledTiles)
-    for (int first = 0; first < kTiles; first += kTilesAtOnce) {
-      uint2 now[kTilesAtOnce][kSlots];
+  // Of a chunk, whose first words are here; and leaves the first ones of the chunk of `next_tiles`, where there is more.
+  __device__ __forceinline__ void MakeSteps(bool cells, Words& next, uint32_t tiles, bool more,
+                                            uint32_t next_tiles) {
+    float of_step[Shape::kColumnHalves][2], origins[Shape::kColumnHalves][2];
 #pragma unroll
-      for (int t = 0; t < kTilesAtOnce; ++t) {
+    for (int c = 0; c < Shape::kColumnHalves; ++c) {
 #pragma unroll
-        for (int s = 0; s < kSlots; ++s) now[t][s] = next[t][s];
+      for (int j = 0; j < 2; ++j) {
+        of_step[c][j] = shared_.heads[HeadOf(c, j)].step;
+        origins[c][j] = __fadd_rn(shared_.heads[HeadOf(c, j)].origin, kIntegerFloat);
       }
-      if (first + kTilesAtOnce < kTiles) LoadWords(first + kTilesAtOnce, next);
+    }
+#pragma unroll 1
+    for (int first = 0; first < kTiles; first += kTilesAtOnce) {
+      const Words now = next;
+      if (first + kTilesAtOnce < kTiles) {
+        LoadWords(tiles, first + kTilesAtOnce, next);
+      } else if (more) {
+        LoadWords(next_tiles, 0, next);
+      }
       if (cells) MakeCells(first, now);
       int32_t sums[kProductsAtOnce][4];
 #pragma unroll
@@ -401,13 +397,18 @@ class Fused {
       }
 #pragma unroll
       for (int p = 0; p < kProductsAtOnce; ++p) {
-        KeepSums(first / Shape::kParts * Shape::kColumnHalves + p,
-                 make_int4(sums[p][0], sums[p][1], sums[p][2], sums[p][3]));
+        const int c = p % Shape::kColumnHalves;
+        uint32_t bits[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          bits[i] = StepBitsOf(FloatOf(sums[p][i]), of_step[c][i % 2], origins[c][i % 2]);
+        KeepSteps(first / Shape::kParts * Shape::kColumnHalves + p,
+                  make_uint2(Pack(bits[0], bits[1]), Pack(bits[2], bits[3])));
       }
     }
   }
   // A cell is a dot, too: of its bits and powers of two. All columns of the tile's part have it.
-  __device__ __forceinline__ void MakeCells(int first, const uint2 (&words)[kTilesAtOnce][kSlots]) {
+  __device__ __forceinline__ void MakeCells(int first, const Words& words) {
     int32_t cells[kTilesAtOnce / Shape::kParts][4] = {};
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
@@ -423,11 +424,7 @@ class Fused {
       const uint32_t both = (static_cast<uint32_t>(cells[i][0]) & 0xffu) |
                             (static_cast<uint32_t>(cells[i][2]) & 0xffu) << 8;
       const int unit = first / Shape::kParts + i;
-      if constexpr (kChunks > 1) {
-        cells_[unit] = both;
-      } else if (HasKeys()) {
-        shared_.cells[(TokenOf(unit, 0) - begin_) / 2] = static_cast<uint16_t>(both);
-      }
+      if (HasKeys()) shared_.cells[(TokenOf(unit, 0) - begin_) / 2] = static_cast<uint16_t>(both);
     }
   }
 
@@ -436,13 +433,20 @@ class Fused {
   __device__ __forceinline__ bool Has(int unit, int half) const {
     return kWhole || (inside_ >> (2 * unit + half) & 1) != 0;
   }
-  // Calls use(h, j, sum) for the sums of product `p`: of token h, of head j of two.
-  template <typename Use>
-  static __device__ __forceinline__ void ForSums(const int4& sums, Use use) {
-    use(0, 0, sums.x);
-    use(0, 1, sums.y);
-    use(1, 0, sums.z);
-    use(1, 1, sums.w);
+  // Of two tokens' steps.
+  static __device__ __forceinline__ uint32_t OfToken(const uint2& steps, int half) {
+    return half == 0 ? steps.x : steps.y;
+  }
+
+  // Waits for the warps that have parts of the warp's piece: others may be far behind or ahead.
+  __device__ __forceinline__ void MeetInPiece() const {
+    if constexpr (Shape::kPieceWarps == 1) {
+      __syncwarp();
+    } else {
+      asm volatile("bar.sync %0, %1;" ::"r"(1 + warp_ / Shape::kPieceWarps),
+                   "n"(32 * Shape::kPieceWarps)
+                   : "memory");
+    }
   }
 
   // Peaks and sums of the chunk's pieces. kWhole: all its tokens lie in mid.
@@ -452,7 +456,7 @@ class Fused {
       inside_ = ~0u;
       if (!IsWhole()) {
         inside_ = 0;
-#pragma unroll(kUnrolledUnits)
+#pragma unroll 1
         for (int u = 0; u < Shape::kUnits; ++u) {
 #pragma unroll
           for (int h = 0; h < 2; ++h)
@@ -462,80 +466,80 @@ class Fused {
     }
     // Lanes with the same heads differ in these bits.
     constexpr int kSameHeads = kGroup >= 8 ? 4 : kGroup / 2;
-    int32_t peaks[Shape::kColumnHalves][2];
+    constexpr uint32_t kNone = 0x80008000u;  // below all steps
+    uint32_t peaks[Shape::kColumnHalves];
 #pragma unroll
-    for (int c = 0; c < Shape::kColumnHalves; ++c) peaks[c][0] = peaks[c][1] = INT32_MIN;
-#pragma unroll(kUnrolledUnits)
+    for (int c = 0; c < Shape::kColumnHalves; ++c) peaks[c] = kNone;
+#pragma unroll 1
     for (int u = 0; u < Shape::kUnits; ++u) {
 #pragma unroll
       for (int c = 0; c < Shape::kColumnHalves; ++c) {
-        ForSums(Sums(u * Shape::kColumnHalves + c), [&](int h, int j, int32_t dot) {
-          if (Has<kWhole>(u, h)) peaks[c][j] = max(peaks[c][j], dot);
-        });
+        const uint2 steps = Steps(u * Shape::kColumnHalves + c);
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          peaks[c] = __vmaxs2(peaks[c], Has<kWhole>(u, h) ? OfToken(steps, h) : kNone);
       }
     }
 #pragma unroll
     for (int c = 0; c < Shape::kColumnHalves; ++c) {
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        int32_t peak = peaks[c][j];
-#pragma unroll
-        for (int offset = 16; offset >= kSameHeads; offset /= 2) {
-          peak = max(peak, __shfl_xor_sync(kFullMask, peak, offset));
-        }
-        if (lane_ < kSameHeads) shared_.warp_peaks[warp_][HeadOf(c, j)] = peak;
+      for (int offset = 16; offset >= kSameHeads; offset /= 2)
+        peaks[c] = __vmaxs2(peaks[c], __shfl_xor_sync(kFullMask, peaks[c], offset));
+      if (lane_ < kSameHeads) {
+        shared_.warp_peaks[warp_][HeadOf(c, 0)] = static_cast<int16_t>(peaks[c] & 0xffffu);
+        shared_.warp_peaks[warp_][HeadOf(c, 1)] = static_cast<int16_t>(peaks[c] >> 16);
       }
     }
-    __syncthreads();
-    float of_piece[Shape::kColumnHalves][2], scales[Shape::kColumnHalves][2];
+    MeetInPiece();
+    // A lane of the piece's first warp leaves a head's record. It takes the peak now: the next chunk's may come soon.
+    const int32_t piece = warp_ / Shape::kPieceWarps;
+    const int32_t peak = lane_ < kGroup ? PiecePeak(piece, lane_) : 0;
+    uint32_t ups[Shape::kColumnHalves];
     uint32_t sums[Shape::kColumnHalves][2] = {};
 #pragma unroll
     for (int c = 0; c < Shape::kColumnHalves; ++c) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        of_piece[c][j] = __int_as_float(PiecePeak(warp_ / Shape::kPieceWarps, HeadOf(c, j)));
-        scales[c][j] = shared_.heads[HeadOf(c, j)].a;
-      }
+      ups[c] = PowersUp(PiecePeak(piece, HeadOf(c, 0)), PiecePeak(piece, HeadOf(c, 1)));
     }
-#pragma unroll(kUnrolledUnits)
+#pragma unroll 1
     for (int u = 0; u < Shape::kUnits; ++u) {
 #pragma unroll
       for (int c = 0; c < Shape::kColumnHalves; ++c) {
-        ForSums(Sums(u * Shape::kColumnHalves + c), [&](int h, int j, int32_t dot) {
-          // Both are kIntegerFloat and an integer, and so is the difference exact.
-          const float below = __fsub_rn(__int_as_float(dot), of_piece[c][j]);
-          const uint32_t share =
-              __float2uint_rz(__fmul_rn(Exp2(__fmul_rn(scales[c][j], below)), 0x1p26f));
-          if (Has<kWhole>(u, h)) sums[c][j] += share;
-        });
+        const uint2 steps = Steps(u * Shape::kColumnHalves + c);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const uint32_t powers = PowersOf(OfToken(steps, h), ups[c]);
+          const uint32_t low = TermBits(LowPower(powers)), high = TermBits(HighPower(powers));
+          if (!Has<kWhole>(u, h)) continue;
+          sums[c][0] += low - kIntegerBits;
+          sums[c][1] += high - kIntegerBits;
+        }
       }
     }
 #pragma unroll
     for (int c = 0; c < Shape::kColumnHalves; ++c) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        long long all = sums[c][j];
+        // A warp has a piece at most, whose sum is below 2^31.
+        uint32_t all = sums[c][j];
 #pragma unroll
         for (int offset = 16; offset >= kSameHeads; offset /= 2)
           all += __shfl_xor_sync(kFullMask, all, offset);
         if (lane_ < kSameHeads) shared_.warp_sums[warp_][HeadOf(c, j)] = all;
       }
     }
-    __syncthreads();
-    if (threadIdx.x >= Shape::kPieces * kGroup) return;
-    const int32_t piece = threadIdx.x / kGroup, g = threadIdx.x % kGroup;
+    MeetInPiece();
+    if (warp_ % Shape::kPieceWarps != 0 || lane_ >= kGroup) return;
     if (begin_ + piece * kMassPieceTokens >= query_.mid.last) return;
     long long sum = 0;
 #pragma unroll
     for (int w = 0; w < Shape::kPieceWarps; ++w)
-      sum += shared_.warp_sums[piece * Shape::kPieceWarps + w][g];
-    const int64_t at =
-        (int64_t{row_} * args_.pieces + blockIdx.x * Shape::kPieces + piece) * kGroup + g;
-    args_.peaks[at] = PiecePeak(piece, g) - kIntegerBits;
-    args_.sums[at] = sum;
+      sum += shared_.warp_sums[piece * Shape::kPieceWarps + w][lane_];
+    const int32_t of_row = (begin_ - base_) / kMassPieceTokens + piece;
+    args_.records[(int64_t{row_} * args_.pieces + of_row) * kGroup + lane_] = {
+        peak, static_cast<uint32_t>(sum)};
   }
   __device__ __forceinline__ int32_t PiecePeak(int32_t piece, int32_t g) const {
-    int32_t peak = INT32_MIN;
+    int32_t peak = INT16_MIN;
 #pragma unroll
     for (int w = 0; w < Shape::kPieceWarps; ++w)
       peak = max(peak, shared_.warp_peaks[piece * Shape::kPieceWarps + w][g]);
@@ -546,31 +550,27 @@ class Fused {
   __device__ __forceinline__ void FinishRow() {
     const int32_t pieces = (query_.mid.last - 1) / kMassPieceTokens - FirstPiece(query_) + 1;
     const int32_t g = threadIdx.x % kGroup;
-    const int64_t of_row = int64_t{row_} * args_.pieces * kGroup;
-    const float a = shared_.heads[g].a, b = shared_.heads[g].b;
-    const auto logit = [&](int32_t i) {
-      return __fmaf_rn(a, FloatOf(__ldcg(&args_.peaks[of_row + i]) + kIntegerBits), b);
-    };
-    const float e = shared_.heads[g].reference;
-    float reference = e;
-#pragma unroll 4
+    const auto* const records =
+        reinterpret_cast<const int2*>(args_.records + int64_t{row_} * args_.pieces * kGroup);
+    const int32_t anchors = shared_.heads[g].reference;
+    int32_t reference = anchors;
+#pragma unroll 8
     for (int32_t i = threadIdx.x; i < pieces * kGroup; i += kThreads)
-      reference = fmaxf(reference, logit(i));
+      reference = max(reference, __ldcg(&records[i]).x);
 #pragma unroll
     for (int offset = 16; offset >= kGroup; offset /= 2) {
-      reference = fmaxf(reference, __shfl_xor_sync(kFullMask, reference, offset));
+      reference = max(reference, __shfl_xor_sync(kFullMask, reference, offset));
     }
     if (lane_ < kGroup) shared_.warp_references[warp_][g] = reference;
     __syncthreads();
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) reference = fmaxf(reference, shared_.warp_references[w][g]);
+    for (int w = 0; w < kWarps; ++w) reference = max(reference, shared_.warp_references[w][g]);
     long long sum = 0;
-#pragma unroll 4
+#pragma unroll 8
     for (int32_t i = threadIdx.x; i < pieces * kGroup; i += kThreads) {
-      const float share = Exp2(__fsub_rn(logit(i), reference));
-      sum += __double2ll_rz(__dmul_rn(
-          __ll2double_rn(__ldcg(reinterpret_cast<const long long*>(&args_.sums[of_row + i]))),
-          static_cast<double>(share)));
+      const int2 record = __ldcg(&records[i]);
+      sum += __double2ll_rz(__dmul_rn(__uint2double_rn(static_cast<uint32_t>(record.y)),
+                                      static_cast<double>(ShareOf(record.x - reference))));
     }
 #pragma unroll
     for (int offset = 16; offset >= kGroup; offset /= 2)
@@ -578,70 +578,63 @@ class Fused {
     if (lane_ < kGroup) shared_.warp_sums[warp_][g] = sum;
     __syncthreads();
     if (threadIdx.x < args_.group) {
-      sum = __float2ll_rz(__fmul_rn(Exp2(__fsub_rn(e, reference)), 0x1p26f));
+      sum = anchors == kNoAnchors ? 0
+                                  : __float2ll_rz(__fmul_rn(ShareOf(anchors - reference), 0x1p22f));
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) sum += shared_.warp_sums[w][g];
       shared_.heads[g].reference = reference;
-      shared_.heads[g].inverse = __fdiv_rn(0x1p26f, __ll2float_rn(sum));
+      shared_.heads[g].inverse = __fdiv_rn(0x1p22f, __ll2float_rn(sum));
     }
     __syncthreads();
   }
   __device__ __forceinline__ void LeaveReferences() {
     if (threadIdx.x >= args_.group) return;
     const int64_t at = int64_t{row_} * args_.group + threadIdx.x;
-    if (args_.tail_masses != nullptr) {
-      args_.tail_references[at] = shared_.heads[threadIdx.x].reference;
-    }
+    const Weighing& head = shared_.heads[threadIdx.x];
+    if (args_.tail_masses != nullptr) args_.tail_references[at] = ReferenceOf(head);
     if (args_.scales.references != nullptr) {
-      args_.scales.references[at] = shared_.heads[threadIdx.x].reference;
-      args_.scales.inverses[at] = shared_.heads[threadIdx.x].inverse;
+      args_.scales.references[at] = ReferenceOf(head);
+      args_.scales.inverses[at] = head.inverse;
     }
   }
 
-  // The lane's heads, and what weighs their dots.
+  // What weighs the steps of the lane's heads.
   struct Heads {
-    Weighing of[Shape::kColumnHalves][2];
+    uint32_t ups[Shape::kColumnHalves];
+    float inverses[Shape::kColumnHalves][2];
   };
   __device__ __forceinline__ Heads TakeHeads() const {
     Heads heads;
 #pragma unroll
     for (int c = 0; c < Shape::kColumnHalves; ++c) {
+      heads.ups[c] =
+          PowersUp(shared_.heads[HeadOf(c, 0)].reference, shared_.heads[HeadOf(c, 1)].reference);
 #pragma unroll
-      for (int j = 0; j < 2; ++j) heads.of[c][j] = shared_.heads[HeadOf(c, j)];
+      for (int j = 0; j < 2; ++j) heads.inverses[c][j] = shared_.heads[HeadOf(c, j)].inverse;
     }
     return heads;
   }
-  // Weights relative to R take the dots' place; keys of the lane's two tokens of the unit, where it is the last of their holders.
+  // Keys of the lane's two tokens of the unit, where it is the last of their holders.
   __device__ __forceinline__ void Weigh(int u, const Heads& heads, uint32_t (&keys)[2]) {
     // The sum over the heads goes from one holder of a token to the next: heads ascend.
     const int32_t before = (lane_ & ~(Shape::kHolders - 1)) | ((lane_ - 1) & (Shape::kHolders - 1));
     float masses[2] = {0, 0};
 #pragma unroll
     for (int c = 0; c < Shape::kColumnHalves; ++c) {
-      const int p = u * Shape::kColumnHalves + c;
-      float weights[2][2];
-      ForSums(Sums(p), [&](int h, int j, int32_t dot) {
-        const Weighing& head = heads.of[c][j];
-        weights[h][j] = Exp2(__fsub_rn(__fmaf_rn(head.a, FloatOf(dot), head.b), head.reference));
-      });
-      KeepSums(p, make_int4(__float_as_int(weights[0][0]), __float_as_int(weights[0][1]),
-                            __float_as_int(weights[1][0]), __float_as_int(weights[1][1])));
+      const uint2 steps = Steps(u * Shape::kColumnHalves + c);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
+        const uint32_t powers = PowersOf(OfToken(steps, h), heads.ups[c]);
 #pragma unroll
         for (int holder = 0; holder < Shape::kHolders; ++holder) {
           if (holder > 0 || c > 0) masses[h] = __shfl_sync(kFullMask, masses[h], before);
-          masses[h] = __fmaf_rn(weights[h][0], heads.of[c][0].inverse, masses[h]);
-          masses[h] = __fmaf_rn(weights[h][1], heads.of[c][1].inverse, masses[h]);
+          masses[h] = __fmaf_rn(LowPower(powers), heads.inverses[c][0], masses[h]);
+          masses[h] = __fmaf_rn(HighPower(powers), heads.inverses[c][1], masses[h]);
         }
       }
     }
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int32_t key =
-          static_cast<int32_t>(__float_as_uint(masses[h]) >> kMassKeyShift) - kMassKeyBase;
-      keys[h] = static_cast<uint32_t>(min(max(key, 0), kMassKeyBins - 1));
-    }
+    for (int h = 0; h < 2; ++h) keys[h] = MassKeyOf(masses[h]);
   }
   __device__ __forceinline__ bool HasKeys() const {
     return class_ % Shape::kHolders == Shape::kHolders - 1;
@@ -649,64 +642,72 @@ class Fused {
   // To shared memory.
   __device__ __forceinline__ void MakeKeys() {
     const Heads heads = TakeHeads();
-#pragma unroll(kUnrolledUnits)
+#pragma unroll 1
     for (int u = 0; u < Shape::kUnits; ++u) {
       uint32_t keys[2];
       Weigh(u, heads, keys);
       if (HasKeys()) shared_.keys[(TokenOf(u, 0) - begin_) / 2] = keys[0] | keys[1] << 16;
     }
   }
-  // To the workspace, and into the counts.
-  template <bool kWhole>
-  __device__ __forceinline__ void LeaveKeys() {
-    const Heads heads = TakeHeads();
-#pragma unroll(kUnrolledUnits)
+  // To the workspace. Of four heads and more two lanes side by side have two tokens each, of two heads: each gets four heads
+  // of one, so that what a warp writes lies side by side.
+  __device__ __forceinline__ void LeaveSteps() const {
+    constexpr int kWords = kGroup / 2;  // of a token
+    uint32_t* const of_row = args_.steps + row_ * args_.row_tokens * kWords;
+#pragma unroll 2
     for (int u = 0; u < Shape::kUnits; ++u) {
-      uint32_t keys[2];
-      Weigh(u, heads, keys);
-      if (!HasKeys()) continue;
-      const int32_t token = TokenOf(u, 0);
-      *reinterpret_cast<uint32_t*>(&args_.keys[row_ * args_.row_tokens + (token - base_)]) =
-          keys[0] | keys[1] << 16;
+      const int64_t token = TokenOf(u, 0) - base_;
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        if (kWhole || IsInside(query_, token + h))
-          atomicAdd(&shared_.counts[keys[h] >> kFineBits], 1u);
+      for (int c = 0; c < Shape::kColumnHalves; ++c) {
+        uint2 steps = Steps(u * Shape::kColumnHalves + c);
+        int64_t at = token * kWords;
+        if constexpr (Shape::kHolders > 1) {
+          const int holder = class_ % Shape::kHolders;
+          const bool second = holder % 2 != 0;
+          const uint32_t got = __shfl_xor_sync(kFullMask, second ? steps.x : steps.y, 1);
+          steps = second ? make_uint2(got, steps.y) : make_uint2(steps.x, got);
+          at += (second ? kWords : 0) + 4 * c + holder / 2 * 2;
+        }
+        *reinterpret_cast<uint2*>(of_row + at) = steps;
       }
     }
   }
-  // The cells of the lane's two tokens of a unit, one behind the other.
-  __device__ __forceinline__ uint32_t CellsOf(int u) const {
-    if constexpr (kChunks > 1) return cells_[u];
-    return shared_.cells[(TokenOf(u, 0) - begin_) / 2];
-  }
-  // Adds the masses of the chunk's tokens to their cells.
-  template <bool kWhole>
-  __device__ __forceinline__ void AddMasses() {
-#pragma unroll(kUnrolledUnits)
-    for (int u = 0; u < Shape::kUnits; ++u) {
-      const int32_t token = TokenOf(u, 0);
-      AddToCells(u, kWhole || IsInside(query_, token), kWhole || IsInside(query_, token + 1));
-    }
+  // Of the warp's tokens.
+  __device__ __forceinline__ void LeaveCells() const {
+    constexpr int kWords = Shape::kWarpTokens / 4;
+    __syncwarp();
+    const auto* const from = reinterpret_cast<const uint32_t*>(shared_.cells) + warp_ * kWords;
+    auto* const to =
+        reinterpret_cast<uint32_t*>(args_.cells + row_ * args_.row_tokens + (begin_ - base_)) +
+        warp_ * kWords;
+#pragma unroll
+    for (int i = lane_; i < kWords; i += 32) to[i] = from[i];
+    __syncwarp();
   }
   // The heads of a token, which lanes side by side add at once, take different banks.
   static __device__ __forceinline__ int32_t PlaceOf(int32_t g, uint32_t cell) {
     return static_cast<int32_t>(cell) ^ (g >> 1 & 3) << 3;
   }
-  // Adds the lane's weights of its tokens of a unit, of the first and of the second.
-  __device__ __forceinline__ void AddToCells(int u, bool first, bool second) {
-    const uint32_t both = CellsOf(u);
+  // Adds the masses of the lane's tokens of a unit, of the first and of the second, to their cells.
+  __device__ __forceinline__ void AddToCells(int u, const Heads& heads, bool first, bool second) {
+    const uint32_t both = shared_.cells[(TokenOf(u, 0) - begin_) / 2];
 #pragma unroll
     for (int c = 0; c < Shape::kColumnHalves; ++c) {
-      ForSums(Sums(u * Shape::kColumnHalves + c), [&](int h, int j, int32_t weight) {
-        const int32_t g = HeadOf(c, j), at = PlaceOf(g, both >> 8 * h & 0xffu);
-        // A head past the group's has none.
-        const bool counts = g < args_.group && (h == 0 ? first : second);
-        const uint32_t mass =
-            __float2uint_rz(__fmul_rn(__int_as_float(weight), counts ? 0x1p30f : 0.0f));
-        AddUnlessZero(&shared_.masses[g][0][at], mass & 0x7fffu);
-        AddUnlessZero(&shared_.masses[g][1][at], mass >> 15);
-      });
+      const uint2 steps = Steps(u * Shape::kColumnHalves + c);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t powers = PowersOf(OfToken(steps, h), heads.ups[c]);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int32_t g = HeadOf(c, j), at = PlaceOf(g, both >> 8 * h & 0xffu);
+          // A head past the group's has none.
+          const bool counts = g < args_.group && (h == 0 ? first : second);
+          const uint32_t mass = __float2uint_rz(
+              __fmul_rn(j == 0 ? LowPower(powers) : HighPower(powers), counts ? 0x1p30f : 0.0f));
+          AddUnlessZero(&shared_.masses[g][0][at], mass & 0x7fffu);
+          AddUnlessZero(&shared_.masses[g][1][at], mass >> 15);
+        }
+      }
     }
   }
   __device__ __forceinline__ void LeaveMasses() {
@@ -720,24 +721,6 @@ class Fused {
       if (mass != 0) atomicAdd(&masses[i], mass);
     }
   }
-  // By the row's last block: the cut's bin.
-  __device__ __forceinline__ void LeaveCut() {
-    uint32_t* coarse = args_.coarse + int64_t{row_} * kCoarseBins;
-    for (int32_t bin = threadIdx.x; bin < kCoarseBins; bin += kThreads) {
-      shared_.counts[bin] = __ldcg(&coarse[bin]);
-      coarse[bin] = 0;
-    }
-    __syncthreads();
-    uint2 cut = make_uint2(kNoBin, 0);
-    const uint32_t selected = SelectedOf(query_, shared_.counts, shared_.scan);
-    if (selected > 0)
-      cut = FindFromTop<kCoarseBins>(shared_.counts, selected, shared_.scan, &shared_.found);
-    if (threadIdx.x != 0) return;
-    args_.cuts[row_].coarse = cut.x;
-    args_.cuts[row_].above = cut.y;
-    args_.chosen_counts[row_] = static_cast<int32_t>(selected);
-  }
-
   // ---- from here on a thread has kMine tokens, side by side ----
 
   // The thread's keys, two a word.
@@ -895,11 +878,12 @@ class Fused {
   // Adds the masses of tokens that are not selected to their cells.
   __device__ __forceinline__ void LeaveTail() {
     __syncthreads();
-#pragma unroll(kUnrolledUnits)
+    const Heads heads = TakeHeads();
+#pragma unroll 1
     for (int u = 0; u < Shape::kUnits; ++u) {
       const int32_t at = TokenOf(u, 0) - begin_;
       const uint32_t left = shared_.is_left[at / Shape::kMine] >> at % Shape::kMine;
-      AddToCells(u, (left & 1) != 0, (left & 2) != 0);
+      AddToCells(u, heads, (left & 1) != 0, (left & 2) != 0);
     }
     __syncthreads();
     LeaveMasses();
@@ -917,26 +901,23 @@ class Fused {
   Shared& shared_;
   const int32_t row_, kv_head_;
   const DeviceQuery query_;
-  const int32_t base_;
-  int32_t begin_;  // of the chunk
+  const int32_t base_;  // of the row
+  int32_t begin_;       // of the chunk
   const uint32_t blocks_;
   const int32_t lane_, warp_, class_, part_;
   const uint32_t* words_[kSlots];  // the lane's words of a tile, as if it was the pool's first
   const uint32_t tile_bytes_;
-  int32_t first_tile_ = 0;  // of the chunk, in the block's
   uint32_t inside_;
   MassCut cut_ = {kNoBin, 0, kMassKeyBins, 0};
-  uint32_t cells_[kChunks > 1 ? Shape::kUnits : 1];  // of the lane's tokens, two each
-  int4 dots_[kRolled ? 1 : Shape::kProducts];        // Sums()
 };
 
 template <int kSlots, int kGroup, int kTiles>
-using RolledFused = Fused<kSlots, kGroup, kTiles, 1, /*kRolled=*/true>;
+using WholeFused = Fused<kSlots, kGroup, kTiles, /*kAll=*/true>;
 
 template <int kSlots, int kGroup, int kTiles>
 __global__ void __launch_bounds__(kThreads, kFusedBlocksPerMultiprocessor)
     FusedKernel(const __grid_constant__ Args args) {
-  using Blocks = RolledFused<kSlots, kGroup, kTiles>;
+  using Blocks = WholeFused<kSlots, kGroup, kTiles>;
   extern __shared__ uint4 dynamic[];
   LetNextStart();
   Blocks(args, *reinterpret_cast<typename Blocks::Shared*>(dynamic)).Run();

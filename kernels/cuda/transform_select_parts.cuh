@@ -17,12 +17,16 @@ constexpr int32_t kCoarseBins = kMassKeyBins >> kFineBits;
 constexpr int32_t kNoBin = kCoarseBins;  // nothing is selected
 static_assert(kFineBins == kMassKeyStep, "a least key is the beginning of a bin");
 
+constexpr int32_t kNoAnchors = INT32_MIN;
+
 // One query head as Prepare leaves it.
 struct PreparedQuery {
   uint32_t coef[kTransformQuadsMax];
   float a, b;
-  float anchors;             // e
-  float reference, inverse;  // R and inv, by the scan's last block
+  float step, origin, offset;
+  int32_t anchors;    // E; kNoAnchors
+  int32_t reference;  // R and inv, by the scan's last block
+  float inverse;
 };
 
 // A row's cut.
@@ -33,9 +37,17 @@ struct MassCut {
   uint32_t skip;       // of those at T the earliest are too many
 };
 
-// The part of a prepared query that weighs tokens.
+// P_p and S_p.
+struct PieceRecord {
+  int32_t peak;
+  uint32_t sum;
+};
+
+// The part of a prepared query that weighs tokens. R takes the place of E.
 struct Weighing {
-  float a, b, reference, inverse;
+  float step, origin, offset;
+  int32_t reference;
+  float inverse;
 };
 
 struct Args {
@@ -47,15 +59,16 @@ struct Args {
   const uint32_t* codes;
   int64_t block_words, head_words;
   FastDivider block_tokens;
-  int64_t row_tokens;  // room of a row in `keys`, a multiple of kChunkTokens
+  int64_t row_tokens;  // room of a row in `steps`, `keys` and `cells`, a multiple of kChunkTokens
   int32_t pieces, chunks, kv_heads, group;
   float scale2;
   int32_t tail_of_all;      // selected tokens, too
   int32_t q_is_there;       // before the kernel ahead has ended
   PreparedQuery* prepared;  // [rows][group]
-  int32_t* peaks;           // [rows][pieces][padded_group]
-  int64_t* sums;            // [rows][pieces][padded_group]
+  PieceRecord* records;     // [rows][pieces][padded_group]
+  uint32_t* steps;          // [rows][row_tokens][padded_group / 2], two heads of 16 bits each
   uint16_t* keys;           // [rows][row_tokens]
+  uint8_t* cells;           // [rows][row_tokens]
   uint32_t* coarse;         // [rows][kCoarseBins], zero between calls
   uint32_t* fine;           // [rows][kFineBins], zero between calls
   uint32_t*
@@ -103,11 +116,59 @@ __device__ __forceinline__ float Exp2(float x) {
   return __uint_as_float(__float_as_uint(y) +
                          (__float_as_uint(shifted) << 23));  // y is near 1: no exponent overflows
 }
-// e of a query head whose anchors have this mass.
-__device__ __forceinline__ float AnchorsOf(float mass) {
-  if (!isfinite(mass)) return -INFINITY;
-  return __fmul_rn(rintf(__fmul_rn(__fmul_rn(mass, kTransformLog2E), 256.0f)), 1.0f / 256.0f);
+// E of a query head whose anchors have this mass.
+__device__ __forceinline__ int32_t AnchorsOf(float mass, float offset) {
+  if (!isfinite(mass)) return kNoAnchors;
+  const float steps =
+      rintf(__fmul_rn(__fsub_rn(__fmul_rn(mass, kTransformLog2E), offset), float{kMassSteps}));
+  return __float2int_rn(fminf(fmaxf(steps, -float{kMassAnchorsMost}), float{kMassAnchorsMost}));
 }
+// The reference that is handed out, and R of it.
+__device__ __forceinline__ float ReferenceOf(const Weighing& head) {
+  return __fmaf_rn(__int2float_rn(head.reference), 1.0f / kMassSteps, head.offset);
+}
+__device__ __forceinline__ int32_t StepsOfReference(float reference, float offset) {
+  return __float2int_rn(__fmul_rn(__fsub_rn(reference, offset), float{kMassSteps}));
+}
+// E2 of steps.
+__device__ __forceinline__ float ShareOf(int32_t steps) {
+  return Exp2(__fmul_rn(__int2float_rn(steps), 1.0f / kMassSteps));
+}
+
+// X_j of a dot, as the lower bits of what kIntegerFloat and it add up to. `origin` has kIntegerFloat added.
+__device__ __forceinline__ uint32_t StepBitsOf(float dot, float step, float origin) {
+  const float at = __fmaf_rn(step, dot, origin);
+  return __float_as_uint(
+      fminf(fmaxf(at, kIntegerFloat - kMassStepMost), kIntegerFloat + kMassStepMost));
+}
+// The lower 16 bits of two words in one.
+__device__ __forceinline__ uint32_t Pack(uint32_t low, uint32_t high) {
+  return __byte_perm(low, high, 0x5410);
+}
+constexpr uint32_t kPowersLeast = kMassPowerLeast * 0x10001u;
+// What is added to X_j of two heads for the bits of their W. References are no smaller than any X_j, so that 16 bits do
+// not overflow.
+__device__ __forceinline__ uint32_t PowersUp(int32_t low, int32_t high) {
+  return Pack(static_cast<uint32_t>(max(kMassPowerTop - low, -kMassStepMost - 1)),
+              static_cast<uint32_t>(max(kMassPowerTop - high, -kMassStepMost - 1)));
+}
+// W of two heads, as its upper 16 bits.
+__device__ __forceinline__ uint32_t PowersOf(uint32_t steps, uint32_t up) {
+  return __viaddmax_s16x2(steps, up, kPowersLeast);
+}
+__device__ __forceinline__ float LowPower(uint32_t powers) { return __uint_as_float(powers << 16); }
+__device__ __forceinline__ float HighPower(uint32_t powers) {
+  return __uint_as_float(powers & 0xffff0000u);
+}
+// A token's term of S_p, and kIntegerBits.
+__device__ __forceinline__ uint32_t TermBits(float power) {
+  return __float_as_uint(__fmaf_rn(power, 0x1p22f, kIntegerFloat));
+}
+__device__ __forceinline__ uint32_t MassKeyOf(float mass) {
+  const int32_t key = static_cast<int32_t>(__float_as_uint(mass) >> kMassKeyShift) - kMassKeyBase;
+  return static_cast<uint32_t>(min(max(key, 0), kMassKeyBins - 1));
+}
+
 __device__ __forceinline__ int32_t FirstPiece(const DeviceQuery& query) {
   return query.mid.first / kMassPieceTokens;
 }

@@ -10,6 +10,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -276,11 +277,39 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
     return kernels::TransformIndexesRef(&k_[(token * kKvHeads + kv_head) * kDim], weights(),
                                         kv_head);
   }
-  // The estimated logit, in nats, with the coefficients that the query really has.
-  double Estimate(const kernels::TransformQuery& query, const std::vector<uint8_t>& index) const {
-    double dot = 0;
-    for (size_t i = 0; i < index.size(); ++i) dot += query.coef[i] * index[i];
-    return (query.a * dot + query.b) / kernels::kTransformLog2E;
+  // Estimated weights of the tokens of mid beside e^logit of the others, as transform_code.h has them; and in `denominator`
+  // what they are parts of. `weights` [position + 1]: those of the others are there.
+  static void Estimate(const kernels::TransformQuery& query, const QueryPlan& plan,
+                       const std::vector<std::vector<uint8_t>>& indexes,
+                       std::vector<double>* weights, double* denominator) {
+    const auto position = static_cast<int32_t>(weights->size()) - 1;
+    *denominator = 0;
+    for (int32_t t = 0; t <= position; ++t) {
+      if (t < plan.mid.first || t >= plan.mid.last) *denominator += (*weights)[t];
+    }
+    std::map<int32_t, std::vector<int32_t>> steps_of_pieces;
+    std::vector<int32_t> steps;
+    for (int32_t t = plan.mid.first; t < plan.mid.last; ++t) {
+      int32_t dot = 0;
+      for (size_t i = 0; i < indexes[t].size(); ++i) dot += query.coef[i] * indexes[t][i];
+      steps.push_back(kernels::MassStepsOf(query, dot));
+      steps_of_pieces[t / kernels::kMassPieceTokens].push_back(steps.back());
+    }
+    const auto power_of = [&](int32_t of_steps) {
+      return std::exp2(double{query.offset} + static_cast<double>(of_steps) / kernels::kMassSteps);
+    };
+    auto reference = static_cast<int32_t>(
+        std::rint((std::log2(*denominator) - query.offset) * kernels::kMassSteps));
+    for (const auto& [piece, of_piece] : steps_of_pieces) {
+      const int32_t peak = *std::max_element(of_piece.begin(), of_piece.end());
+      for (const int32_t x : of_piece)
+        *denominator += kernels::MassPower(x - peak) * power_of(peak);
+      reference = std::max(reference, peak);
+    }
+    for (size_t j = 0; j < steps.size(); ++j) {
+      (*weights)[plan.mid.first + j] =
+          kernels::MassPower(steps[j] - reference) * power_of(reference);
+    }
   }
   // A code of one token alone, as the index lays it out; its cell.
   int32_t Cell(int32_t kv_head, const std::vector<uint8_t>& index) const {
@@ -303,13 +332,14 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
       const kernels::TransformQuery query = kernels::PrepareTransformQueryRef(
           &q_[(position * kHeads + head) * kDim], weights(), kv_head,
           config_.AttentionScale() * kernels::kTransformLog2E);
-      std::vector<double> share(position + 1);
+      std::vector<double> share;
+      std::vector<std::vector<uint8_t>> indexes;
       double sum = 0;
       for (int32_t t = 0; t <= position; ++t) {
-        const bool is_mid = t >= plan.mid.first && t < plan.mid.last;
-        share[t] = std::exp(is_mid ? Estimate(query, Index(kv_head, t)) : Logit(head, position, t));
-        sum += share[t];
+        share.push_back(std::exp(Logit(head, position, t)));
+        indexes.push_back(Index(kv_head, t));
       }
+      Estimate(query, plan, indexes, &share, &sum);
       for (int32_t t = 0; t <= position; ++t) mass[t] += share[t] / sum;
     }
     return Best(plan, [&](int32_t token) { return mass[token]; });
@@ -330,7 +360,7 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
     ASSERT_FALSE(plan.dense);
     const float scale2 = config_.AttentionScale() * kernels::kTransformLog2E;
     for (int32_t kv_head = 0; kv_head < kKvHeads; ++kv_head) {
-      std::vector<std::vector<double>> logits(kGroup);
+      std::vector<std::vector<double>> shares(kGroup);
       std::vector<double> mass(plan.mid.last);
       std::vector<int32_t> cells(position + 1);
       std::vector<std::vector<uint8_t>> indexes;
@@ -344,13 +374,10 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
             &q_[(position * kHeads + head) * kDim], weights(), kv_head, scale2);
         double sum = 0;
         for (int32_t t = 0; t <= position; ++t) {
-          const bool candidate = t >= plan.mid.first && t < plan.mid.last;
-          logits[g].push_back(candidate ? Estimate(query, indexes[t]) : Logit(head, position, t));
-          sum += std::exp(logits[g][t]);
+          shares[g].push_back(std::exp(Logit(head, position, t)));
         }
-        for (int32_t t = plan.mid.first; t < plan.mid.last; ++t) {
-          mass[t] += std::exp(logits[g][t]) / sum;
-        }
+        Estimate(query, plan, indexes, &shares[g], &sum);
+        for (int32_t t = plan.mid.first; t < plan.mid.last; ++t) mass[t] += shares[g][t] / sum;
       }
       std::vector<int32_t> chosen =
           kept != nullptr ? (*kept)[kv_head] : Best(plan, [&](int32_t t) { return mass[t]; });
@@ -399,7 +426,7 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
         for (int32_t t = 0; t <= position; ++t) {
           if (!read[t] && !policy.tail) continue;
           const int32_t head = kv_head * kGroup + g;
-          const double weight = std::exp(read[t] ? Logit(head, position, t) : logits[g][t]);
+          const double weight = read[t] ? std::exp(Logit(head, position, t)) : shares[g][t];
           sum += weight;
           for (int32_t i = 0; i < kDim; ++i) {
             expected[i] +=

@@ -106,6 +106,26 @@ std::vector<double> Logits(const Scene& scene, const float* q, const RetrievalQu
   return logits;
 }
 
+// W of a logit that is not rounded to steps, in powers of two.
+double PowerOf(double logit) {
+  const double x = logit - 7.0 / kMassSteps, whole = std::floor(x);
+  return std::exp2(whole) * (1 + x - whole);
+}
+// Half a step more or less.
+constexpr double kStepSlack = 0.004;
+
+// The sum of W over the tokens of mid, of each piece relative to its peak.
+double SumOfPowers(const std::vector<double>& logits, TokenRange mid) {
+  double sum = 0;
+  for (int32_t first = mid.first, last = first; first < mid.last; first = last) {
+    last = std::min(mid.last, (first / kMassPieceTokens + 1) * kMassPieceTokens);
+    const double* begin = &logits[first - mid.first];
+    const double peak = *std::max_element(begin, begin + (last - first));
+    for (int32_t j = 0; j < last - first; ++j) sum += PowerOf(begin[j] - peak) * std::exp2(peak);
+  }
+  return sum;
+}
+
 TEST(TransformCodeTest, FieldsFillEveryWordForAnyWidths) {
   Random random;
   SCOPED_TRACE(random.seed());
@@ -190,6 +210,50 @@ TEST(TransformCodeTest, Exp2IsExactAtWholeNumbersAndCloseBetween) {
   }
 }
 
+TEST(TransformCodeTest, PowersOfStepsRiseAndStayNearThoseOfTwo) {
+  double sum = 0;
+  for (int32_t x = 0; x > -125 * kMassSteps; --x) {
+    EXPECT_LT(MassPower(x - 1), MassPower(x));
+    const double share = MassPower(x) / std::exp2(static_cast<double>(x) / kMassSteps);
+    EXPECT_GT(share, 0.960);
+    EXPECT_LT(share, 1.025);
+    sum += share;
+    EXPECT_NEAR(MassPower(x) / PowerOf(static_cast<double>(x) / kMassSteps), 1, 1e-12);
+  }
+  EXPECT_NEAR(sum / (125 * kMassSteps), 1, 0.003);
+  for (const int32_t x : {-126 * kMassSteps, -(1 << 20)}) EXPECT_EQ(MassPower(x), 0x1p-126f);
+  EXPECT_EQ(MassPower(1000), MassPower(0));
+}
+
+TEST(TransformCodeTest, StepsAreOfTheLogitAndHeld) {
+  Random random;
+  SCOPED_TRACE(random.seed());
+  for (const float scale : {1e-3f, 1.0f, 30.0f}) {
+    Scene scene(random, 64, 1, 1, 128, {100});
+    Matrix q = Matrix::Normal(random, 1, 64);
+    const TransformQuery query = PrepareTransformQueryRef(q.row(0), scene.weights, 0, scale);
+    for (int32_t dot = -130000; dot < 130000; dot += 97) {
+      const double steps = 128.0 * query.a * dot + query.origin;
+      EXPECT_NEAR(MassStepsOf(query, dot), std::clamp(steps, -16383.0, 16383.0), 0.5001);
+      const double logit = double{query.a} * dot + query.b;
+      EXPECT_NEAR(steps / kMassSteps + query.offset, logit, 1e-3 + 1e-6 * std::fabs(logit));
+    }
+  }
+}
+
+// A head whose logits no step can hold has none: no integer overflows.
+TEST(TransformCodeTest, AHeadBeyondAllStepsHasNoMasses) {
+  Random random;
+  SCOPED_TRACE(random.seed());
+  Scene scene(random, 64, 1, 1, 128, {100});
+  Matrix q = Matrix::Normal(random, 1, 64);
+  for (int i = 0; i < 64; ++i) q.row(0)[i] *= 1e9f;
+  const TransformQuery query = PrepareTransformQueryRef(q.row(0), scene.weights, 0, 1.0f);
+  EXPECT_EQ(query.step, 0);
+  EXPECT_EQ(query.a, 0);
+  EXPECT_EQ(MassStepsOf(query, 12345), 0);
+}
+
 TEST(TransformCodeTest, MassKeysKeepTheOrderOfMasses) {
   float last = 0;
   for (float mass = 0x1p-59f; mass <= 16; mass *= 1.0005f) {
@@ -222,23 +286,26 @@ TEST(TransformCodeTest, SelectsTheLargestSumsOfMassesThatCountTheAnchors) {
       for (int32_t g = 0; g < group; ++g) {
         const int32_t head = kv_head * group + g;
         const std::vector<double> logits = Logits(scene, q.row(0) + head * 64, query, kv_head);
-        double denominator = std::exp(static_cast<double>(anchors[head]));
-        for (const double logit : logits) denominator += std::exp2(logit);
+        const double denominator =
+            std::exp(static_cast<double>(anchors[head])) + SumOfPowers(logits, query.mid);
+        const double reference = tail.references[head];
         double unread = 0;
         const std::vector<int32_t> tokens = chosen.Of(0, kv_head);
         for (size_t j = 0; j < logits.size(); ++j) {
-          sums[j] += std::exp2(logits[j]) / denominator;
+          const double weight = PowerOf(logits[j] - reference);
+          sums[j] += weight * std::exp2(reference) / denominator;
           const bool read = std::binary_search(tokens.begin(), tokens.end(),
                                                query.mid.first + static_cast<int32_t>(j));
-          if (!read) unread += std::exp2(logits[j] - tail.references[head]);
+          if (!read) unread += weight;
         }
         double kept = 0;
         for (int32_t c = 0; c < kTransformCells; ++c) {
           kept += static_cast<double>(tail.masses[head * kTransformCells + c]) * 0x1p-30;
         }
-        EXPECT_NEAR(kept, unread, 1e-4 * unread + query.mid.size() * 0x1p-30);
+        EXPECT_NEAR(kept, unread, kStepSlack * unread + query.mid.size() * 0x1p-30);
       }
-      ExpectTopK(chosen.Of(0, kv_head), sums, query.mid.first, 40, 0.004);  // keys have 10 bits
+      // Keys have 10 bits.
+      ExpectTopK(chosen.Of(0, kv_head), sums, query.mid.first, 40, 0.004 + 2 * kStepSlack);
     }
   }
 }
@@ -272,17 +339,22 @@ TEST(TransformCodeTest, TokensBelowTheLeastMassAreNotSelected) {
                     scene.codes.data(), scene.layout, chosen.view(), &tail.view);
     return chosen.Of(0, 0);
   };
-  std::vector<double> masses(query.mid.size());
-  std::vector<std::vector<double>> logits;
-  for (int32_t g = 0; g < kGroup; ++g) {
-    logits.push_back(Logits(scene, q.row(0) + g * 64, query, 0));
-    double denominator = std::exp(static_cast<double>(anchors[g]));
-    for (const double logit : logits[g]) denominator += std::exp2(logit);
-    for (size_t j = 0; j < masses.size(); ++j) masses[j] += std::exp2(logits[g][j]) / denominator;
-  }
   OwnedTail tail_of_all(1, kGroup), tail(1, kGroup);
   const std::vector<int32_t> all = select(tail_of_all);
   ASSERT_EQ(all.size(), 60u);
+  std::vector<double> masses(query.mid.size());
+  std::vector<std::vector<double>> weights;
+  for (int32_t g = 0; g < kGroup; ++g) {
+    const std::vector<double> logits = Logits(scene, q.row(0) + g * 64, query, 0);
+    const double denominator =
+        std::exp(static_cast<double>(anchors[g])) + SumOfPowers(logits, query.mid);
+    const double reference = tail_of_all.references[g];
+    weights.emplace_back();
+    for (const double logit : logits) weights[g].push_back(PowerOf(logit - reference));
+    for (size_t j = 0; j < masses.size(); ++j) {
+      masses[j] += weights[g][j] * std::exp2(reference) / denominator;
+    }
+  }
   std::vector<double> sorted;
   for (const int32_t token : all) sorted.push_back(masses[token - query.mid.first]);
   std::sort(sorted.begin(), sorted.end());
@@ -293,14 +365,14 @@ TEST(TransformCodeTest, TokensBelowTheLeastMassAreNotSelected) {
   for (const int32_t token : all) {
     const bool is_kept = std::binary_search(kept.begin(), kept.end(), token);
     const double mass = masses[token - query.mid.first];
-    if (mass > 1.005 * sorted[30]) {
+    if (mass > (1.005 + 2 * kStepSlack) * sorted[30]) {
       EXPECT_TRUE(is_kept) << mass;
     }
-    if (mass < 0.995 * sorted[30] / 1.125) {
+    if (mass < (0.995 - 2 * kStepSlack) * sorted[30] / 1.125) {
       EXPECT_FALSE(is_kept) << mass;
     }
     for (int32_t g = 0; g < kGroup && !is_kept; ++g) {
-      moved[g] += std::exp2(logits[g][token - query.mid.first] - tail.references[g]);
+      moved[g] += weights[g][token - query.mid.first];
     }
   }
   for (int32_t g = 0; g < kGroup; ++g) {
@@ -309,7 +381,7 @@ TEST(TransformCodeTest, TokensBelowTheLeastMassAreNotSelected) {
       const int32_t at = g * kTransformCells + c;
       more += static_cast<double>(tail.masses[at] - tail_of_all.masses[at]) * 0x1p-30;
     }
-    EXPECT_NEAR(more, moved[g], 1e-4 * moved[g] + 60 * 0x1p-30);
+    EXPECT_NEAR(more, moved[g], kStepSlack * moved[g] + 60 * 0x1p-30);
   }
   query.least_key = LeastMassKey(0.99, kGroup);
   EXPECT_TRUE(select(tail).empty());
@@ -347,11 +419,11 @@ TEST(TransformCodeTest, TheTailLosesTheMassesOfTheTokensThatAreRead) {
       if (std::binary_search(tokens.begin(), tokens.end(), token)) continue;
       const int32_t cell = TransformCellRef(scene.HeadCodes(query.block_table[token / 64], kv_head),
                                             token % 64, scene.weights, kv_head);
-      unread[cell] += std::exp2(logits[j] - tail.references[head]);
+      unread[cell] += PowerOf(logits[j] - tail.references[head]);
     }
     for (int32_t c = 0; c < kTransformCells; ++c) {
       const double left = static_cast<double>(tail.masses[head * kTransformCells + c]) * 0x1p-30;
-      EXPECT_NEAR(left, unread[c], 1e-4 * unread[c] + query.mid.size() * 0x1p-30)
+      EXPECT_NEAR(left, unread[c], kStepSlack * unread[c] + query.mid.size() * 0x1p-30)
           << "head " << head << " cell " << c;
     }
   }
@@ -428,8 +500,8 @@ TEST(TransformCodeTest, ReRankingKeepsTheLargestMassesByBothCodes) {
         const std::vector<double> logits = Logits(scene, q.row(0) + head * 64, query, kv_head);
         const TransformQuery fine = PrepareTransformQueryRef(q.row(0) + head * 64, residual.weights,
                                                              kv_head, kScale * kTransformLog2E);
-        double denominator = std::exp(static_cast<double>(anchors[head]));
-        for (const double logit : logits) denominator += std::exp2(logit);
+        const double reference = scales.references[head];
+        double rest = std::exp2(reference) / scales.inverses[head], of_candidates = 0;
         std::vector<double> better;
         for (const int32_t token : tokens) {
           const auto* of_head = reinterpret_cast<const uint32_t*>(
@@ -438,13 +510,14 @@ TEST(TransformCodeTest, ReRankingKeepsTheLargestMassesByBothCodes) {
           const std::vector<uint8_t> index =
               TransformDecodeRef(of_head, token % 64, residual.weights, kv_head);
           double logit = logits[token - query.mid.first];
-          denominator -= std::exp2(logit);
+          rest -= std::exp2(std::min(logit, reference));
           for (size_t i = 0; i < index.size(); ++i) {
             logit += double{fine.a} * fine.coef[i] * index[i];
           }
           better.push_back(logit + fine.b);
-          denominator += std::exp2(better.back());
+          of_candidates += std::exp2(better.back());
         }
+        const double denominator = std::max(rest, 0.0) + of_candidates;
         for (size_t j = 0; j < 80; ++j) sums[j] += std::exp2(better[j]) / denominator;
       }
       // ExpectTopK speaks of places.
@@ -949,35 +1022,60 @@ TEST_P(TransformCodeBackendTest, SelectsTheSameFromDotsThatAreKeptAndComputedAga
   EXPECT_EQ(one_tail.masses, many_tail.masses);
 }
 
-// Every step of 2^-14 from 0 to far below -60, at places before and behind the last whole vectors.
-TEST_P(TransformCodeBackendTest, ExponentialsHaveTheReferencesBitsDownToNothing) {
+// All steps from 0 down to nothing, at places before and behind the last whole vectors, and of every reference that a row
+// or a state may have.
+TEST_P(TransformCodeBackendTest, PowersHaveTheReferencesBitsDownToNothing) {
   const CpuOps& ops = *FindCpuOps(GetParam().c_str());
-  std::vector<float> dots(kMassDotsStride);
-  std::vector<uint16_t> distances(kMassDotsStride);
-  std::vector<int32_t> fixed(size_t{kMassAddQueries} * kMassDotsStride);
-  uint8_t cells[kMassDotsStride];
-  for (int32_t i = 0; i < kMassDotsStride; ++i) cells[i] = static_cast<uint8_t>(i % 256);
-  constexpr float kStep = 0x1p-14f;
-  constexpr float kInverse = 4;  // 2^-60 times that still has a key
-  for (int32_t first = 0; first < 160 << 14; first += 499) {
-    const auto count = 490 + first % 20;
-    for (int32_t i = 0; i < count; ++i) dots[i] = i == 7 ? 0.0f : -static_cast<float>(first + i);
-    int64_t sum = 0;
-    std::vector<int64_t> masses(size_t{kMassAddQueries} * 256), expected_masses(masses);
-    const MassHead head{kStep, 0, 0, kInverse};
-    ops.mass_weights(&head, 1, dots.data(), count, distances.data(), fixed.data());
-    ops.mass_add(fixed.data(), cells, 0, count, masses.data());
-    for (int32_t i = 0; i < count; ++i) {
-      const float weight = TransformExp2(kStep * dots[i]);
-      sum += static_cast<int64_t>(weight * 0x1p26f);
-      expected_masses[size_t{kMassAddQueries} * cells[i]] += static_cast<int64_t>(weight * 0x1p30f);
-      ASSERT_EQ(distances[i], kMassKeyBins - 1 - MassKey(std::fmaf(weight, kInverse, 0.0f)))
-          << dots[i];
+  constexpr int32_t kQueries = 5;
+  std::vector<int16_t> steps(size_t{kQueries} * kMassStride);
+  std::vector<uint16_t> distances(kMassStride);
+  std::vector<int32_t> fixed(size_t{2} * kMassAddQueries * kMassStride);
+  uint8_t cells[kMassStride];
+  for (int32_t i = 0; i < kMassStride; ++i) cells[i] = static_cast<uint8_t>(i % 256);
+  for (int32_t first = 0, round = 0; first < 2 * kMassStepMost; first += 499, ++round) {
+    const auto count = 480 + round % 33;
+    std::vector<MassHead> heads;
+    for (int32_t g = 0; g < kQueries; ++g) {
+      const int32_t of_query[] = {kMassStepMost, kMassStepMost + 3000, 1 << 20, 0, -(1 << 20)};
+      heads.push_back({0, 0, of_query[g], 0.25f + static_cast<float>(g)});
+      for (int32_t i = 0; i < kMassStride; ++i) {
+        const int32_t below = i == round % 40 ? 0 : std::min(first + i, 2 * kMassStepMost);
+        steps[g * kMassStride + i] = static_cast<int16_t>(kMassStepMost - below);
+      }
     }
-    ASSERT_EQ(masses, expected_masses) << first;
-    float peak = 1;
-    ASSERT_EQ(ops.mass_sum(dots.data(), count, kStep, &peak), sum) << first;
-    ASSERT_EQ(peak, 0);
+    int64_t sum = 0;
+    std::vector<int64_t> masses(size_t{kMassAddQueries} * 256), second(masses), expected(masses),
+        expected_second(masses);
+    ops.mass_weights(heads.data(), kQueries, steps.data(), count, distances.data(), fixed.data());
+    ops.mass_add(fixed.data(), cells, 0, count, masses.data());
+    ops.mass_add(fixed.data() + int64_t{kMassAddQueries} * kMassStride, cells, 0, count,
+                 second.data());
+    for (int32_t i = 0; i < count; ++i) {
+      float mass = 0;
+      for (int32_t g = 0; g < kQueries; ++g) {
+        const float weight = MassPower(steps[g * kMassStride + i] - heads[g].reference);
+        mass = std::fmaf(weight, heads[g].inverse, mass);
+        int64_t* of_cell =
+            &(g < kMassAddQueries ? expected : expected_second)[size_t{kMassAddQueries} * cells[i]];
+        of_cell[g % kMassAddQueries] += static_cast<int64_t>(weight * 0x1p30f);
+      }
+      sum += static_cast<int64_t>(std::rint(MassPower(steps[i] - kMassStepMost) * 0x1p22f));
+      ASSERT_EQ(distances[i], kMassKeyBins - 1 - MassKey(mass)) << steps[i];
+    }
+    ASSERT_EQ(masses, expected) << first;
+    ASSERT_EQ(second, expected_second) << first;
+    int32_t peak = 1;
+    ASSERT_EQ(ops.mass_sum(steps.data(), count, &peak), sum) << first;
+    ASSERT_EQ(peak, kMassStepMost);
+    ASSERT_EQ(ops.mass_sum(steps.data() + round % 40 + 1, count / 2, &peak), [&] {
+      int64_t behind = 0;
+      const int16_t* from = &steps[round % 40 + 1];
+      const int32_t most = *std::max_element(from, from + count / 2);
+      for (int32_t i = 0; i < count / 2; ++i) {
+        behind += static_cast<int64_t>(std::rint(MassPower(from[i] - most) * 0x1p22f));
+      }
+      return behind;
+    }());
   }
 }
 
