@@ -240,9 +240,9 @@ void CudaBackend::AttendInHostPool(HostPool& pool, const AttendRowsArgs& args,
   const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
   const Selection selection = SelectionToRead(chosen, queries.size());
-  const RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(args.q, layout),
-                                layout};
+  RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(args.q, layout), layout};
   const int32_t max_rows = RoundUp(MostAnchors(queries) + chosen.capacity, 128);  // of a list
+  shape.max_rows = max_rows;
   const size_t lists = queries.size() * layout.kv_heads;
   const size_t lists_bytes = AlignUp(lists * sizeof(RowList), 256);
   if (failed() || !PrepareRows(shape) ||

@@ -67,8 +67,9 @@ void CudaBackend::AttendAddresses(const AttendRowsArgs& args, const AttentionOut
   if (on_device == nullptr) return;
   const RowList* of_lists = StageLists(lists);
   if (of_lists == nullptr || !EndStaging()) return;
-  const RowAttentionShape shape{static_cast<int32_t>(args.queries.size()), GroupOf(args.q, layout),
-                                layout};
+  RowAttentionShape shape{static_cast<int32_t>(args.queries.size()), GroupOf(args.q, layout),
+                          layout};
+  for (const RowList& list : lists) shape.max_rows = std::max(shape.max_rows, list.count);
   if (!PrepareRows(shape)) return;
   Good(cuda::AttendRows(shape, args.q.f32(), args.q.stride, on_device, of_lists, args.scale, output,
                         rows_.data(), stream()),
@@ -80,8 +81,9 @@ void CudaBackend::AttendInPool(const AttendRowsArgs& args, const AttentionOutput
   const DeviceQuery* on_device = StageQueries(args.queries, layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
   const Selection selection = SelectionToRead(args.rows.chosen, args.queries.size());
-  const RowAttentionShape shape{static_cast<int32_t>(args.queries.size()), GroupOf(args.q, layout),
-                                layout};
+  RowAttentionShape shape{static_cast<int32_t>(args.queries.size()), GroupOf(args.q, layout),
+                          layout};
+  shape.max_rows = MostAnchors(args.queries) + selection.capacity;
   if (!PrepareRows(shape)) return;
   if (Good(cuda::AttendChosen(shape, args.q.f32(), args.q.stride, on_device, selection,
                               args.rows.pool, args.scale, output, rows_.data(), stream()),

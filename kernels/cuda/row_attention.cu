@@ -1,5 +1,7 @@
 // Mapping. A list is 64 chains of tiles of 16 rows: tile k belongs to chain k mod 64. Eight blocks of eight
-// warps share it, a warp a chain, neighbouring tiles different blocks. Each chain has its own running
+// warps share it, a warp a chain, neighbouring tiles different blocks. Of short lists only a block's first chains have tiles:
+// where there are many such lists, blocks have two or four warps, so that more of them have room (on an H200 the anchors of 24
+// sequences, 144 rows a list, took as long as 512 rows). Each chain has its own running
 // maximum and its own part of shared memory, so that nothing waits for another warp until the end. A tile's
 // rows, K and V, are copied with 16-byte asynchronous copies, a lane per 16 bytes, into rows padded by 16
 // bytes (no bank conflicts for ldmatrix); the addresses of a warp's second tile are found while the first
@@ -40,10 +42,9 @@ namespace winnow::kernels::cuda {
 namespace {
 
 constexpr int kParts = 8;  // blocks of a list
-constexpr int kWarps = 8;
-constexpr int kThreads = 32 * kWarps;
+constexpr int kMostWarps = 8;
 constexpr int kTileRows = 16;
-constexpr int kRowsPerRound = kParts * kWarps * kTileRows;  // 1024: a tile of each chain
+constexpr int kRowsPerRound = kParts * kMostWarps * kTileRows;  // 1024: a tile of each chain
 constexpr int kPackedHeads = 8;
 // So many lists leave multiprocessors to spare: a warp has two tiles of rows in shared memory, and parts are a
 // cluster. More of them wait longer for eight places at once than they gain by it.
@@ -181,9 +182,13 @@ __device__ __forceinline__ float KeepOf(float2 ends, float max) {
   return ends.y == 0.0f ? 0.0f : exp2f(ends.x - max);  // 0: of no rows
 }
 
-template <DType kKv, int kHeadDim, Source kSource, bool kCluster>
-__global__ void __launch_bounds__(kThreads, kCluster&& HasScales(kKv) ? 1 : 2)
+// kWarps: of a block. With fewer than kMostWarps no list has more than a tile for each of their chains.
+template <DType kKv, int kHeadDim, Source kSource, bool kCluster, int kWarps>
+__global__ void __launch_bounds__(32 * kWarps,
+                                  kCluster&& HasScales(kKv) ? 1 : 2 * kMostWarps / kWarps)
     AttendKernel(const __grid_constant__ Args args) {
+  static_assert(kWarps == kMostWarps || !kCluster);
+  constexpr int kThreads = 32 * kWarps;
   if constexpr (kCluster) ArriveAtParts<kParts>();
   constexpr int kRowBytes = PaddedRowBytes<kHeadDim>();
   constexpr int kSteps = kHeadDim / 16;
@@ -239,6 +244,8 @@ __global__ void __launch_bounds__(kThreads, kCluster&& HasScales(kKv) ? 1 : 2)
     }
   }();
   const int32_t count = rows.count;
+  if (kWarps < kMostWarps && count > kParts * kWarps * kTileRows)
+    __trap();  // the caller said otherwise
   const int32_t first = (part + kParts * warp) * kTileRows;
   const auto ask = [&](int32_t tile) { return rows.Ask(tile + lane % kTileRows); };
   const auto address_of = [&](int32_t tile, auto asked) {
@@ -381,10 +388,10 @@ __global__ void __launch_bounds__(kThreads, kCluster&& HasScales(kKv) ? 1 : 2)
   __shared__ float2 chain_ends[kWarps][kPackedHeads];
   if (pair == 0) chain_ends[warp][head] = make_float2(running_max, running_sum);
   __syncthreads();
-  const auto max_of = [](const auto& ends, int of_head) {
+  const auto max_of = []<int kEnds>(const float2(&ends)[kEnds][kPackedHeads], int of_head) {
     float max = ends[0][of_head].x;
 #pragma unroll
-    for (int i = 1; i < kWarps; ++i) max = fmaxf(max, ends[i][of_head].x);
+    for (int i = 1; i < kEnds; ++i) max = fmaxf(max, ends[i][of_head].x);
     return max;
   };
   auto* chains = reinterpret_cast<float*>(shared4);  // [kWarps][kPackedHeads][kChainFloats]
@@ -401,7 +408,7 @@ __global__ void __launch_bounds__(kThreads, kCluster&& HasScales(kKv) ? 1 : 2)
   __syncthreads();
 
   // What the part has of each part's share of the result, and the maxima and sums of all heads.
-  static_assert(kParts == kWarps);
+  static_assert(kThreads >= kParts * kPackedHeads);
   __shared__ float2 received[kParts][kPackedHeads * kPairs / kParts];
   __shared__ float2 part_ends[kParts][kPackedHeads];
   __shared__ bool is_last;
@@ -529,17 +536,27 @@ Plan MakePlan(const RowAttentionShape& shape) {
   return plan;
 }
 
+// Warps of a block for lists of so many rows, where there are many of them.
+int WarpsFor(int32_t max_rows) {
+  for (const int warps : {2, 4}) {
+    if (max_rows > 0 && max_rows <= kParts * warps * kTileRows) return warps;
+  }
+  return kMostWarps;
+}
+
 template <DType kKv, int kHeadDim, Source kSource>
-cudaError_t LaunchOf(unsigned pieces, const Args& args, bool cluster, Stream stream) {
-  const size_t shared_bytes = size_t{kWarps} * WarpBytes<kKv, kHeadDim>(args.stages);
+cudaError_t LaunchOf(unsigned pieces, const Args& args, bool cluster, int warps, Stream stream) {
+  const size_t warp_bytes = WarpBytes<kKv, kHeadDim>(args.stages);
   static_assert(size_t{kTileRows} * PaddedRowBytes<kHeadDim>() >=
                 size_t{4} * kPackedHeads * (kHeadDim + 8));  // chains
-  const auto kernel = cluster ? AttendKernel<kKv, kHeadDim, kSource, true>
-                              : AttendKernel<kKv, kHeadDim, kSource, false>;
   if (cluster) {
-    return LaunchClusters(kernel, pieces, kParts, kThreads, shared_bytes, stream, args);
+    return LaunchClusters(AttendKernel<kKv, kHeadDim, kSource, true, kMostWarps>, pieces, kParts,
+                          32 * kMostWarps, kMostWarps * warp_bytes, stream, args);
   }
-  return Launch(kernel, pieces * kParts, kThreads, shared_bytes, stream, false, args);
+  const auto kernel = warps == 2   ? AttendKernel<kKv, kHeadDim, kSource, false, 2>
+                      : warps == 4 ? AttendKernel<kKv, kHeadDim, kSource, false, 4>
+                                   : AttendKernel<kKv, kHeadDim, kSource, false, kMostWarps>;
+  return Launch(kernel, pieces * kParts, 32 * warps, warps * warp_bytes, stream, false, args);
 }
 
 template <Source kSource>
@@ -579,16 +596,17 @@ cudaError_t Attend(const RowAttentionShape& shape, const float* q, int64_t q_str
                   reinterpret_cast<uint32_t*>(memory + plan.tickets)};
   const auto pieces = static_cast<unsigned>(num_lists * head_sets);
   const bool cluster = num_lists <= kFewLists && !shape.portable && CurrentDevice().hopper;
+  const int warps = num_lists <= kFewLists ? kMostWarps : WarpsFor(shape.max_rows);
   return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
     switch (layout.head_dim) {
       case 64:
-        return LaunchOf<kKv, 64, kSource>(pieces, args, cluster, stream);
+        return LaunchOf<kKv, 64, kSource>(pieces, args, cluster, warps, stream);
       case 80:
-        return LaunchOf<kKv, 80, kSource>(pieces, args, cluster, stream);
+        return LaunchOf<kKv, 80, kSource>(pieces, args, cluster, warps, stream);
       case 96:
-        return LaunchOf<kKv, 96, kSource>(pieces, args, cluster, stream);
+        return LaunchOf<kKv, 96, kSource>(pieces, args, cluster, warps, stream);
       case 128:
-        return LaunchOf<kKv, 128, kSource>(pieces, args, cluster, stream);
+        return LaunchOf<kKv, 128, kSource>(pieces, args, cluster, warps, stream);
       default:
         return cudaErrorInvalidValue;
     }

@@ -29,6 +29,8 @@ struct RowAttentionShape {
   KvLayout layout;    // of the rows; block_tokens does not matter where keys are gathered
   // Only what any device has, for tests and benchmarks: the same bits.
   bool portable = false;
+  // No list is longer, which many short ones gain by: the same bits. 0: it is not known.
+  int32_t max_rows = 0;
 };
 
 // Where the result goes: states, or finished attention.

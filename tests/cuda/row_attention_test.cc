@@ -74,8 +74,8 @@ class CudaRowAttentionTest : public CudaTest {
                   states.data());
     return states;
   }
-  // `pool` is where the device finds the rows. Two calls, of this device's kernel and of any device's, give the
-  // same bits, and leave the workspace ready for another.
+  // `pool` is where the device finds the rows. Calls of this device's kernel and of any device's, that know how long lists
+  // are and that do not, give the same bits, and leave the workspace ready for another.
   static std::vector<float> States(Call& call, const std::byte* pool) {
     return States(call, pool, call.kv.layout());
   }
@@ -103,15 +103,20 @@ class CudaRowAttentionTest : public CudaTest {
     const auto q = Upload(call.q);
     Workspace workspace(RowAttentionWorkspaceBytes(shape_of(false)));
     std::vector<float> result;
-    for (const bool portable : {false, true, true}) {
+    int32_t longest = 0;
+    for (const RowList& list : lists) longest = std::max(longest, list.count);
+    for (const int way : {0, 1, 2, 3, 1}) {
+      const bool portable = way % 2 != 0;
+      RowAttentionShape shape = shape_of(portable);
+      if (way >= 2) shape.max_rows = longest;
       DeviceArray<float> states(call.state_values());
-      WINNOW_CUDA_OK(AttendRows(shape_of(portable), q.data(), call.q.tensor().stride,
-                                queries.data(), lists_on_device.data(), call.scale,
-                                {.states = states.data()}, workspace.data(), nullptr));
+      WINNOW_CUDA_OK(AttendRows(shape, q.data(), call.q.tensor().stride, queries.data(),
+                                lists_on_device.data(), call.scale, {.states = states.data()},
+                                workspace.data(), nullptr));
       const std::vector<float> again = states.Get();
       if (result.empty()) result = again;
       EXPECT_EQ(std::memcmp(again.data(), result.data(), 4 * result.size()), 0)
-          << (portable ? "any device's" : "this device's");
+          << (portable ? "any device's" : "this device's") << ", lists of up to " << shape.max_rows;
     }
     return result;
   }
@@ -156,6 +161,27 @@ TEST_F(CudaRowAttentionTest, EveryLengthAroundTheBordersOfTilesAndRounds) {
     SCOPED_TRACE(count);
     Call call{kv, q, 0.125f, Queries(1), {AnyTokens(kv, 0, count)}};
     ExpectSame(States(call, pool.data()), Reference(call), 64, kTolerance);
+  }
+}
+
+// Blocks have as many warps as the longest list needs.
+TEST_F(CudaRowAttentionTest, ManyShortListsAroundTheBordersOfBlocks) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t longest : {1, 15, 128, 129, 144, 255, 256, 257, 511, 512, 513, 1024, 1025}) {
+    SCOPED_TRACE(longest);
+    const KvLayout layout{2, AnyHeadDim(random_), 16, AnyCudaKvType(random_)};
+    PagedKv kv(random_, layout, {300});
+    const auto pool = UploadPool(kv);
+    Matrix q = Matrix::Normal(random_, 20, int64_t{2} * random_.Int(1, 9) * layout.head_dim);
+    Call call{kv, q, 0.125f, Queries(20), {}};
+    for (int32_t i = 0; i < 40; ++i) {
+      call.rows.push_back(AnyTokens(kv, 0, i % 7 == 3 ? longest : random_.Int(0, longest)));
+    }
+    if (layout.dtype == DType::kBF16) {
+      ExpectSame(States(call, pool.data()), Reference(call), layout.head_dim, kTolerance);
+    } else {
+      States(call, pool.data());
+    }
   }
 }
 
@@ -377,7 +403,7 @@ TEST_F(CudaRowAttentionTest, ChosenTokensAreAttendedAsTheirRowsAre) {
     const auto n = static_cast<int32_t>(random_.Int(1, round < 6 ? 300 : 9000));
     PagedKv kv(random_, layout, {n});
     const auto pool = UploadPool(kv);
-    const int32_t num_queries = static_cast<int32_t>(random_.Int(1, 3));
+    const int32_t num_queries = static_cast<int32_t>(round % 2 == 0 ? random_.Int(1, 3) : 20);
     Matrix q = Matrix::Normal(random_, num_queries, int64_t{kv_heads} * group * d);
     Call call{kv, q, 1.0f / std::sqrt(static_cast<float>(d)), {}, {}};
     std::vector<std::vector<int32_t>> chosen;
@@ -402,20 +428,25 @@ TEST_F(CudaRowAttentionTest, ChosenTokensAreAttendedAsTheirRowsAre) {
       }
     }
     const std::vector<float> expected = States(call, pool.data());
-    size_t most = 1;
+    size_t most = 1, longest = 0;
     for (const auto& of_head : chosen) most = std::max(most, of_head.size());
+    for (const Rows& rows : call.rows) longest = std::max(longest, rows.size());
     DeviceSelection selection(num_queries, kv_heads, static_cast<int32_t>(most));
     selection.Set(chosen);
     const DeviceQueries queries(call.queries);
     const auto of_q = Upload(q);
     Workspace workspace(RowAttentionWorkspaceBytes(call.shape()));
-    DeviceArray<float> states(call.state_values());
-    WINNOW_CUDA_OK(AttendChosen(call.shape(), of_q.data(), q.tensor().stride, queries.data(),
-                                selection.view(), pool.data(), call.scale,
-                                {.states = states.data()}, workspace.data(), nullptr));
-    const std::vector<float> actual = states.Get();
-    ASSERT_EQ(std::memcmp(actual.data(), expected.data(), 4 * expected.size()), 0)
-        << "round " << round << ": " << n << " tokens, d " << d << ", G " << group;
+    for (const size_t max_rows : {size_t{0}, longest}) {
+      RowAttentionShape shape = call.shape();
+      shape.max_rows = static_cast<int32_t>(max_rows);
+      DeviceArray<float> states(call.state_values());
+      WINNOW_CUDA_OK(AttendChosen(shape, of_q.data(), q.tensor().stride, queries.data(),
+                                  selection.view(), pool.data(), call.scale,
+                                  {.states = states.data()}, workspace.data(), nullptr));
+      const std::vector<float> actual = states.Get();
+      ASSERT_EQ(std::memcmp(actual.data(), expected.data(), 4 * expected.size()), 0)
+          << "round " << round << ": " << n << " tokens, d " << d << ", G " << group;
+    }
   }
 }
 
