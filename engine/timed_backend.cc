@@ -186,6 +186,24 @@ void TimedBackend::SiluMul(const Tensor& gate_up, const Tensor& out) {
   inner_.SiluMul(gate_up, out);
 }
 
+void TimedBackend::RouteExperts(const Tensor& logits, bool normalize, int32_t* ids,
+                                const Tensor& weights) {
+  const Timer timer = Time(other_);
+  inner_.RouteExperts(logits, normalize, ids, weights);
+}
+
+void TimedBackend::GatherExpertRows(const Tensor& x, std::span<const int32_t> rows,
+                                    const Tensor& out) {
+  const Timer timer = Time(other_);
+  inner_.GatherExpertRows(x, rows, out);
+}
+
+void TimedBackend::AddExpertRows(const Tensor& x, std::span<const int32_t> places,
+                                 const Tensor& weights, const Tensor& y) {
+  const Timer timer = Time(other_);
+  inner_.AddExpertRows(x, places, weights, y);
+}
+
 std::unique_ptr<kernels::PackedEncoder> TimedBackend::PackEncoder(
     const kernels::EncoderWeights& weights) {
   return inner_.PackEncoder(weights);

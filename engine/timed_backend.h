@@ -102,6 +102,12 @@ class TimedBackend : public kernels::Backend {
               const void* pool, const kernels::KvLayout& layout, float scale,
               const kernels::Tensor& out) override;
   void SiluMul(const kernels::Tensor& gate_up, const kernels::Tensor& out) override;
+  void RouteExperts(const kernels::Tensor& logits, bool normalize, int32_t* ids,
+                    const kernels::Tensor& weights) override;
+  void GatherExpertRows(const kernels::Tensor& x, std::span<const int32_t> rows,
+                        const kernels::Tensor& out) override;
+  void AddExpertRows(const kernels::Tensor& x, std::span<const int32_t> places,
+                     const kernels::Tensor& weights, const kernels::Tensor& y) override;
   // On a device, joined, these count as products and as other; else their parts as what they are.
   void NormMatmul(const kernels::NormMatmulArgs& args) override;
   void SiluMatmul(const kernels::Tensor& gate_up, const kernels::PackedMatrix& w,

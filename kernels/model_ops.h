@@ -114,6 +114,22 @@ class ModelOps {
   // out[m][n] = silu(gate) * up, where gate_up [m][2n] holds gate, then up.
   virtual void SiluMul(const Tensor& gate_up, const Tensor& out) = 0;
 
+  // ---- a layer of experts, beside its products (experts.h) ----
+
+  // ids [m][per_token], in shared memory, and weights [m][per_token]: the experts that each row goes to, of logits [m][experts],
+  // and how much of each. REQUIRES: 1 <= per_token <= experts <= kExpertsMax.
+  virtual void RouteExperts(const Tensor& logits, bool normalize, int32_t* ids,
+                            const Tensor& weights) = 0;
+
+  // out[i] = x[rows[i]]. REQUIRES: 0 <= rows[i] < x.rows.
+  virtual void GatherExpertRows(const Tensor& x, std::span<const int32_t> rows,
+                                const Tensor& out) = 0;
+
+  // y[i] += the sum over slots of weights[i][slot] * x[places[i * per_token + slot]]. REQUIRES: weights [m][per_token],
+  // 0 <= places[i] < x.rows.
+  virtual void AddExpertRows(const Tensor& x, std::span<const int32_t> places,
+                             const Tensor& weights, const Tensor& y) = 0;
+
   // ---- several of these in one: the sum of its parts, to the bit; a backend may save what lies between them ----
 
   // RmsNorm of x, then Matmul.

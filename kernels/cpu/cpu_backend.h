@@ -76,6 +76,11 @@ class CpuBackend final : public Backend {
   void Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
               const KvLayout& layout, float scale, const Tensor& out) override;
   void SiluMul(const Tensor& gate_up, const Tensor& out) override;
+  void RouteExperts(const Tensor& logits, bool normalize, int32_t* ids,
+                    const Tensor& weights) override;
+  void GatherExpertRows(const Tensor& x, std::span<const int32_t> rows, const Tensor& out) override;
+  void AddExpertRows(const Tensor& x, std::span<const int32_t> places, const Tensor& weights,
+                     const Tensor& y) override;
   std::unique_ptr<PackedEncoder> PackEncoder(const EncoderWeights& weights) override;
   std::unique_ptr<PackedFeatureMap> PackFeatureMap(const FeatureMapWeights& weights) override;
   void EncodeKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,

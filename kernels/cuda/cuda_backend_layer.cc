@@ -9,6 +9,7 @@
 #include "kernels/cuda/block_order.h"
 #include "kernels/cuda/cuda_backend_impl.h"
 #include "kernels/cuda/dense_attention.h"
+#include "kernels/cuda/experts.h"
 #include "kernels/cuda/layer_ops.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/matmul_int8.h"
@@ -428,6 +429,36 @@ void CudaBackend::SiluMul(const Tensor& gate_up, const Tensor& out) {
                        MatrixOf(out.RowRange(first, count)), stream()),
          "silu");
   }
+}
+
+void CudaBackend::RouteExperts(const Tensor& logits, bool normalize, int32_t* ids,
+                               const Tensor& weights) {
+  if (failed()) return;
+  Good(cuda::RouteExperts(MatrixOf(logits), normalize, ids, MatrixOf(weights), stream()),
+       "routing to experts");
+}
+
+void CudaBackend::GatherExpertRows(const Tensor& x, std::span<const int32_t> rows,
+                                   const Tensor& out) {
+  const auto count = static_cast<int64_t>(rows.size());
+  WINNOW_CHECK(out.cols == x.cols && out.rows >= count);
+  for (const int32_t row : rows) WINNOW_CHECK(row >= 0 && row < x.rows);
+  if (!BeginStaging(rows.size_bytes() + 256)) return;
+  const int32_t* on_device = Stage(rows);
+  if (!EndStaging()) return;
+  Good(cuda::GatherExpertRows(MatrixOf(x), on_device, MatrixOf(out.RowRange(0, count)), stream()),
+       "rows for experts");
+}
+
+void CudaBackend::AddExpertRows(const Tensor& x, std::span<const int32_t> places,
+                                const Tensor& weights, const Tensor& y) {
+  WINNOW_CHECK(static_cast<int64_t>(places.size()) == weights.rows * weights.cols);
+  for (const int32_t place : places) WINNOW_CHECK(place >= 0 && place < x.rows);
+  if (!BeginStaging(places.size_bytes() + 256)) return;
+  const int32_t* on_device = Stage(places);
+  if (!EndStaging()) return;
+  Good(cuda::AddExpertRows(MatrixOf(x), on_device, MatrixOf(weights), MatrixOf(y), stream()),
+       "adding what experts give");
 }
 
 void CudaBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks,
