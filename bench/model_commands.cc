@@ -14,6 +14,7 @@ Json RunInfo(const ModelBenchFlags& flags, const BenchModel& model) {
           {"products", kernels::DTypeName(model.decoder->options().compute)},
           {"kv", kernels::DTypeName(model.decoder->options().kv_dtype)},
           {"weight_bytes", model.decoder->weight_bytes()},
+          {"expert_weight_bytes", model.decoder->expert_bytes()},
           {"kv_host_bytes", model.decoder->shared_kv_bytes()},
           {"row_cache_bytes", model.decoder->shared_kv_sizes().cache_bytes},
           {"row_cache_rows", model.decoder->shared_kv_sizes().cache_rows},

@@ -203,6 +203,19 @@ void AddKv(const PlannedModel& model, const Residency& where, double layers, dou
   step->disk_kv_bytes += all * page * where.disk * misses;
 }
 
+// Bytes of experts that a step does not read: `batch` tokens go to experts as if each chose at random.
+double UnreadExpertBytes(const PlannedModel& model, int64_t batch) {
+  const engine::ExpertsConfig& experts = model.config.experts;
+  if (experts.count == 0) return 0;
+  const engine::DecoderOptions& options = model.options;
+  const int64_t bytes =
+      options.weights == engine::WeightStorage::kWide
+          ? engine::ExpertWeightBytes(model.config, options.compute)
+          : engine::ExpertStorageBytes(options.weights, model.weights, options.compute);
+  const double passed_by = 1 - static_cast<double>(experts.per_token) / experts.count;
+  return static_cast<double>(bytes) * std::pow(passed_by, static_cast<double>(batch));
+}
+
 StepReads ReadsOf(const PlannedModel& model, const Plan& plan, const Residency& where,
                   double cache_hits, const engine::QueryPlan& query, double choosing_bytes) {
   StepReads step;
@@ -212,7 +225,8 @@ StepReads ReadsOf(const PlannedModel& model, const Plan& plan, const Residency& 
           ? 0
           : int64_t{model.config.vocab_size} * model.config.hidden_size *
                 static_cast<int64_t>(kernels::DTypeBytes(model.options.compute));
-  step.weight_bytes = static_cast<double>(plan.memory.weight_bytes - looked_up);
+  step.weight_bytes = static_cast<double>(plan.memory.weight_bytes - looked_up) -
+                      UnreadExpertBytes(model, plan.batch);
   const auto batch = static_cast<double>(plan.batch);
   const auto context = static_cast<double>(plan.context);
   const double layers = model.config.num_layers();

@@ -38,6 +38,7 @@ struct Decoder::Layer {
   std::unique_ptr<PackedMatrix> o;        // [hidden][H*d]
   Buffer o_bias;                          // [hidden], or empty
   Buffer mlp_norm;                        // [hidden]
+  ExpertMlp::Layer experts;               // in place of the rest, in a layer of experts
   std::unique_ptr<PackedMatrix> gate_up;  // [2*intermediate][hidden]: gate, then up
   Buffer gate_up_bias;                    // [2*intermediate], or empty
   std::unique_ptr<PackedMatrix> down;     // [hidden][intermediate]
@@ -114,14 +115,14 @@ void Decoder::Compute(const Batch& batch) {
       Attend(i, chunks_, /*logits_only=*/false);
       AddAttended(layers_[i], {0, static_cast<int32_t>(m)});
       if (options_.rows.prefetch && retrieval_->predicts()) PredictQueries(i + 1);
-      AddMlp(layers_[i], {0, static_cast<int32_t>(m)});
+      AddMlp(i, {0, static_cast<int32_t>(m)});
     } else {
       // Nothing reads the last layer's output but the logits: other rows need their KV written, no
       // more.
       Attend(i, logit_chunks_, /*logits_only=*/true);
       for (const RowRun& run : logit_runs_) {
         AddAttended(layers_[i], run);
-        AddMlp(layers_[i], run);
+        AddMlp(i, run);
       }
     }
   }
@@ -373,12 +374,21 @@ void Decoder::AddAttended(const Layer& layer, RowRun rows) {
                   {.bias = Floats(layer.o_bias), .accumulate = true});
 }
 
-void Decoder::AddMlp(const Layer& layer, RowRun rows) {
+void Decoder::AddMlp(int32_t index, RowRun rows) {
+  const Layer& layer = layers_[index];
+  const bool has_experts = config_.layers[index].mlp == LayerSpec::Mlp::kExperts;
+  const int64_t width = has_experts ? config_.experts.intermediate_size : config_.intermediate_size;
   const Tensor hidden = hidden_.RowRange(rows.first, rows.count);
   const Tensor normed = normed_.RowRange(rows.first, rows.count);
-  const Tensor gate_up = gate_up_.RowRange(rows.first, rows.count);
-  const Tensor activated = activated_.RowRange(rows.first, rows.count);
+  const Tensor gate_up = gate_up_.RowRange(rows.first, rows.count).ColRange(0, 2 * width);
+  const Tensor activated = activated_.RowRange(rows.first, rows.count).ColRange(0, width);
 
+  if (has_experts) {
+    // hidden += the experts of norm(hidden)
+    backend_.RmsNorm(hidden, Floats(layer.mlp_norm), hidden_eps_, normed);
+    expert_mlp_->Add(layer.experts, normed, gate_up, activated, hidden);
+    return;
+  }
   // gate_up [rows][2*intermediate] = norm(hidden) · Wᵀ + bias
   // hidden += (silu(gate) * up) · Wdownᵀ + bias
   backend_.GatedMlp({.hidden = hidden,
@@ -572,6 +582,10 @@ absl::Status Decoder::PackWeights(const Weights& weights) {
     WINNOW_ASSIGN_OR_RETURN(to.o, Pack({{from.o}}, "the output projection"));
     WINNOW_ASSIGN_OR_RETURN(to.o_bias, Widen({{from.o_bias}}, "biases"));
     WINNOW_ASSIGN_OR_RETURN(to.mlp_norm, Widen({{from.mlp_norm}}, "a norm"));
+    if (config_.layers[i].mlp == LayerSpec::Mlp::kExperts) {
+      WINNOW_RETURN_IF_ERROR(PackExperts(from, &to.experts));
+      continue;
+    }
     WINNOW_ASSIGN_OR_RETURN(to.gate_up,
                             Pack({{from.gate, from.up}}, "the gate and up projections"));
     WINNOW_ASSIGN_OR_RETURN(to.gate_up_bias, Widen({{from.gate_bias, from.up_bias}}, "biases"));
@@ -584,6 +598,35 @@ absl::Status Decoder::PackWeights(const Weights& weights) {
   WINNOW_ASSIGN_OR_RETURN(lm_head_,
                           Pack({{weights.lm_head}}, "the output embedding", /*is_output=*/true));
   return absl::OkStatus();
+}
+
+absl::Status Decoder::PackExperts(const LayerWeights& from, ExpertMlp::Layer* to) {
+  WINNOW_CHECK(static_cast<int32_t>(from.experts.size()) == config_.experts.count);
+  WINNOW_ASSIGN_OR_RETURN(to->router, PackRouter(from.router));
+  const size_t before = weight_bytes_;
+  for (const ExpertWeights& expert : from.experts) {
+    ExpertMlp::Expert& packed = to->experts.emplace_back();
+    WINNOW_ASSIGN_OR_RETURN(packed.gate_up,
+                            Pack({{expert.gate, expert.up}}, "an expert's gate and up"));
+    WINNOW_ASSIGN_OR_RETURN(packed.down, Pack({{expert.down}}, "an expert's down projection"));
+  }
+  expert_weight_bytes_ += weight_bytes_ - before;
+  return absl::OkStatus();
+}
+
+// Products of routers are exact in every form of weights: what they choose between may lie close together, and they are a
+// thousandth of a model.
+absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::PackRouter(const WeightMatrix& router) {
+  WINNOW_RETURN_IF_ERROR(CheckFiniteRows(router));
+  std::unique_ptr<std::byte[]> copy;
+  WINNOW_ASSIGN_OR_RETURN(const HostMatrix values, HostMatrixOf(router, DType::kF32, &copy));
+  std::unique_ptr<PackedMatrix> packed = backend_.Pack({{values}}, DType::kF32);
+  if (packed == nullptr) {
+    return absl::ResourceExhaustedError(
+        fmt::format("no memory for a router: {} bytes", router.rows * router.cols * sizeof(float)));
+  }
+  weight_bytes_ += packed->size_bytes();
+  return packed;
 }
 
 absl::StatusOr<Tensor> Decoder::AllocateScratch(int64_t rows, int64_t cols, const char* what) {
@@ -613,16 +656,26 @@ absl::Status Decoder::AllocatePools() {
   const int64_t heads = config_.num_heads;
   const int64_t kv_heads = config_.num_kv_heads;
   const int64_t hidden = config_.hidden_size;
-  const int64_t intermediate = config_.intermediate_size;
+  const int64_t qkv_width = (heads + 2 * kv_heads) * d;
+  int64_t intermediate = 0, gate_up_width = 0;
+  if (config_.NumLayersOf(LayerSpec::Mlp::kGatedSilu) > 0) intermediate = config_.intermediate_size;
+  gate_up_width = 2 * intermediate;
+  if (config_.NumLayersOf(LayerSpec::Mlp::kExperts) > 0) {
+    intermediate = std::max<int64_t>(intermediate, config_.experts.intermediate_size);
+    // Experts are narrow, and queries that are predicted must find room, too.
+    gate_up_width = std::max(2 * intermediate, qkv_width);
+    WINNOW_ASSIGN_OR_RETURN(expert_mlp_, ExpertMlp::Create(config_, backend_, tokens));
+    scratch_bytes_ += expert_mlp_->scratch_bytes();
+  }
   WINNOW_ASSIGN_OR_RETURN(hidden_, AllocateScratch(tokens, hidden, "hidden states"));
   WINNOW_ASSIGN_OR_RETURN(normed_, AllocateScratch(tokens, hidden, "normed states"));
-  WINNOW_ASSIGN_OR_RETURN(qkv_, AllocateScratch(tokens, (heads + 2 * kv_heads) * d, "q, k and v"));
+  WINNOW_ASSIGN_OR_RETURN(qkv_, AllocateScratch(tokens, qkv_width, "q, k and v"));
   cos_sin_.resize(rotations_.size());
   for (Tensor& table : cos_sin_) {
     WINNOW_ASSIGN_OR_RETURN(table, AllocateScratch(tokens, d, "the rotation table"));
   }
   WINNOW_ASSIGN_OR_RETURN(attended_, AllocateScratch(tokens, heads * d, "attention's output"));
-  WINNOW_ASSIGN_OR_RETURN(gate_up_, AllocateScratch(tokens, 2 * intermediate, "gate and up"));
+  WINNOW_ASSIGN_OR_RETURN(gate_up_, AllocateScratch(tokens, gate_up_width, "gate and up"));
   WINNOW_ASSIGN_OR_RETURN(activated_, AllocateScratch(tokens, intermediate, "activations"));
   WINNOW_ASSIGN_OR_RETURN(last_, AllocateScratch(options_.max_batch_logits, hidden, "last states"));
   WINNOW_ASSIGN_OR_RETURN(logits_,

@@ -19,6 +19,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/decoder_options.h"
+#include "engine/expert_mlp.h"
 #include "engine/kv/kv_memory.h"
 #include "engine/model.h"
 #include "engine/model/model_config.h"
@@ -103,9 +104,8 @@ class Decoder final : public Model {
   }
 
   // Sizes, for the log, metrics and bench.
-  size_t weight_bytes() const {
-    return weight_bytes_;
-  }  // packed weights: what a step reads of them
+  size_t weight_bytes() const { return weight_bytes_; }         // packed weights
+  size_t expert_bytes() const { return expert_weight_bytes_; }  // of them, those of experts
   size_t kv_pool_bytes() const { return memory_->places().size_bytes(); }  // of all layers
   // Of them in shared memory, with what they take on the device and how long making them took.
   size_t shared_kv_bytes() const { return memory_->places().shared_bytes(); }
@@ -150,6 +150,9 @@ class Decoder final : public Model {
                            int64_t first_row = 0);
   // The same of a matrix where it lies, quantised or not.
   absl::Status CheckFiniteRows(const WeightMatrix& matrix);
+  // Of a layer's router and experts. REQUIRES: packing_.
+  absl::Status PackExperts(const LayerWeights& from, ExpertMlp::Layer* to);
+  absl::StatusOr<std::unique_ptr<kernels::PackedMatrix>> PackRouter(const WeightMatrix& router);
   absl::Status AllocatePools();
   // One product's weights, in the form that options_.weights says. `is_output`: the output embedding.
   absl::StatusOr<std::unique_ptr<kernels::PackedMatrix>> Pack(std::span<const WeightMatrix> parts,
@@ -175,7 +178,7 @@ class Decoder final : public Model {
                         const kernels::Tensor& v);
   void Attend(int32_t index, std::span<const kernels::AttentionChunk> chunks, bool logits_only);
   void AddAttended(const Layer& layer, RowRun rows);
-  void AddMlp(const Layer& layer, RowRun rows);
+  void AddMlp(int32_t index, RowRun rows);
   kernels::Tensor ComputeLogits(int64_t first, int64_t count);
 
   // Index into rotations_ and cos_sin_.
@@ -190,7 +193,7 @@ class Decoder final : public Model {
   // Those of config_.ropes, and one that turns nothing where a layer needs it.
   std::vector<RopeParameters> rotations_;
   const KvPlan plan_;
-  size_t weight_bytes_ = 0;
+  size_t weight_bytes_ = 0, expert_weight_bytes_ = 0;
   size_t scratch_bytes_ = 0;
 
   std::unique_ptr<KvMemory> memory_;
@@ -214,11 +217,12 @@ class Decoder final : public Model {
   kernels::Tensor normed_;     // [T][hidden]
   kernels::Tensor qkv_;        // [T][(H + 2*Hkv)*d]
   kernels::Tensor attended_;   // [T][H*d]
-  kernels::Tensor gate_up_;    // [T][2*intermediate]
+  kernels::Tensor gate_up_;    // [T][2*intermediate], of the widest MLP
   kernels::Tensor activated_;  // [T][intermediate]
   kernels::Tensor last_;       // [max_batch_logits][hidden]
   kernels::Tensor logits_;     // [max_batch_logits][vocab]
   kernels::Buffer sampled_;    // [T] in shared memory
+  std::unique_ptr<ExpertMlp> expert_mlp_;  // null where no layer has experts
 
   // The batch being run, flattened. Reserved at Create for the largest batch.
   std::vector<int32_t> ids_;                            // [m]

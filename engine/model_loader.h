@@ -124,6 +124,8 @@ std::vector<std::string> FormsThatFit(const ModelConfig& config, const ModelOpti
 
 // Of all tensors, in this type.
 int64_t WeightBytes(const ModelConfig& config, kernels::DType dtype);
+// Of them, those of experts.
+int64_t ExpertWeightBytes(const ModelConfig& config, kernels::DType dtype);
 
 }  // namespace winnow::engine
 

@@ -115,12 +115,19 @@ ResidencyKind ResidencyOf(const ModelOptions& options) {
 int64_t WeightBytes(const ModelConfig& config, DType dtype) {
   int64_t bytes = 0;
   for (const TensorSpec& tensor : ModelTensors(config, nullptr)) {
-    const bool is_vector = tensor.rows == 0;  // norms and biases are float32 (Decoder::Widen)
-    bytes += is_vector
-                 ? tensor.cols * static_cast<int64_t>(sizeof(float))
-                 : tensor.rows * tensor.cols * static_cast<int64_t>(kernels::DTypeBytes(dtype));
+    // Norms, biases and routers are float32 (Decoder::Widen, PackRouter).
+    const bool is_wide = tensor.rows == 0 || tensor.role == TensorSpec::Role::kRouter;
+    bytes += std::max<int64_t>(tensor.rows, 1) * tensor.cols *
+             static_cast<int64_t>(kernels::DTypeBytes(is_wide ? DType::kF32 : dtype));
   }
   return bytes;
+}
+
+int64_t ExpertWeightBytes(const ModelConfig& config, DType dtype) {
+  const ExpertsConfig& experts = config.experts;
+  return int64_t{config.NumLayersOf(LayerSpec::Mlp::kExperts)} * experts.count * 3 *
+         experts.intermediate_size * config.hidden_size *
+         static_cast<int64_t>(kernels::DTypeBytes(dtype));
 }
 
 int64_t KeptWeightBytes(const ModelOptions& options, const DecoderOptions& resolved,

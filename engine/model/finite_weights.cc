@@ -93,7 +93,8 @@ absl::Status NonFiniteError(const ModelConfig& config, const Weights& weights, c
   // ModelTensors takes the addresses of the views and changes nothing: the layers have their number.
   for (const TensorSpec& spec : ModelTensors(config, const_cast<Weights*>(&weights))) {
     if (spec.matrix->data != tensor) continue;
-    name = Concat("tensor ", ShortDump(spec.name));
+    name = Concat("tensor ", ShortDump(weights.gguf != nullptr ? spec.gguf_name : spec.name));
+    if (weights.gguf != nullptr) file = Concat(weights.gguf->path(), ": ");
     for (const auto& candidate : weights.files) {
       if (candidate->header().Find(spec.name)) file = Concat(candidate->path(), ": ");
     }

@@ -53,6 +53,12 @@ constexpr std::string_view kKnownKeys[] = {
 // Those of Granite's.
 constexpr std::string_view kMultiplierKeys[] = {"embedding_scale", "residual_scale", "logit_scale"};
 
+// Those of families with experts.
+constexpr std::string_view kExpertKeys[] = {
+    "expert_count",        "expert_used_count",    "expert_feed_forward_length",
+    "expert_weights_norm", "expert_weights_scale", "expert_gating_func",
+};
+
 // Texts of the control tokens that end a turn, or all of a text, in the families that winnow runs.
 constexpr std::string_view kEndTokens[] = {"<|im_end|>",      "<|eot_id|>",     "<|eom_id|>",
                                            "<|end_of_text|>", "<|endoftext|>",  "<|end|>",
@@ -88,14 +94,23 @@ const ModelFamily* FindFamilyInGguf(GgufKeys& keys) {
   }
   const std::string name = keys.String("general.architecture", {});
   if (!keys.status().ok()) return nullptr;
-  std::string names;
+  const bool has_experts = keys.Int(Concat(name, ".expert_count"), 0, 0, INT32_MAX) > 0;
+  std::vector<std::string> names;
+  const ModelFamily* found = nullptr;
   for (const ModelFamily& family : ModelFamilies()) {
     if (family.gguf_name.empty()) continue;
-    if (family.gguf_name == name) return &family;
-    names += Concat(names.empty() ? "" : ", ", family.gguf_name);
+    if (family.gguf_name == name &&
+        (found == nullptr || (family.experts != nullptr) == has_experts)) {
+      found = &family;
+    }
+    if (std::find(names.begin(), names.end(), family.gguf_name) == names.end()) {
+      names.emplace_back(family.gguf_name);
+    }
   }
+  if (!keys.status().ok()) return nullptr;
+  if (found != nullptr) return found;
   keys.Fail(kUnimplemented, "general.architecture",
-            Concat(ShortDump(name), " is not supported; winnow runs ", names));
+            Concat(ShortDump(name), " is not supported; winnow runs ", absl::StrJoin(names, ", ")));
   return nullptr;
 }
 
@@ -144,6 +159,35 @@ void ReadShape(const ArchitectureKeys& of, const ModelFamily& family, ModelConfi
   }
 }
 
+void ReadExperts(const ArchitectureKeys& of, const ModelFamily& family, ModelConfig& config) {
+  if (family.experts == nullptr) return;
+  GgufKeys& keys = of.keys();
+  ExpertsConfig& experts = config.experts;
+  experts.count = keys.Int(of("expert_count"), {}, 1, kExpertsMax);
+  experts.per_token = keys.Int(of("expert_used_count"), {}, 1, kExpertsMax);
+  if (keys.status().ok() && experts.per_token > experts.count) {
+    keys.Fail(kInvalid, of("expert_used_count"),
+              Concat(experts.per_token, " of ", experts.count, " experts"));
+  }
+  // Where experts are all that there is of an MLP its own key is theirs.
+  std::optional<int64_t> absent;
+  if (!family.experts->has_own_size) absent = config.intermediate_size;
+  experts.intermediate_size =
+      keys.Int(of("expert_feed_forward_length"), absent, 1, kIntermediateMax);
+  // llama.cpp normalises the weights of both architectures, and writes the key for neither.
+  experts.normalized = keys.OptionalBool(of("expert_weights_norm")).value_or(true);
+  const double scale = keys.Number(of("expert_weights_scale"), 1.0, -1e9, 1e9);
+  if (scale != 0 && scale != 1) {
+    keys.Fail(kUnimplemented, of("expert_weights_scale"),
+              Concat(scale, " is not supported; it must be 1"));
+  }
+  const int64_t gating = keys.Int(of("expert_gating_func"), 1, 0, INT32_MAX);
+  if (gating != 0 && gating != 1) {
+    keys.Fail(kUnimplemented, of("expert_gating_func"),
+              Concat(gating, " is not supported; it must be 1, the softmax"));
+  }
+}
+
 // Whether a key's value says that what it is about is not there.
 bool IsOff(const GgufValue& value) {
   return value.Integer() == 0 || value.Float() == 0.0 || value.Bool() == false;
@@ -159,6 +203,10 @@ void RefuseWhatIsLacking(const ArchitectureKeys& of, const ModelFamily& family,
       continue;
     if (family.has_multipliers && std::find(std::begin(kMultiplierKeys), std::end(kMultiplierKeys),
                                             key) != std::end(kMultiplierKeys)) {
+      continue;
+    }
+    if (family.experts != nullptr &&
+        std::find(std::begin(kExpertKeys), std::end(kExpertKeys), key) != std::end(kExpertKeys)) {
       continue;
     }
     if (!IsOff(value)) {
@@ -344,7 +392,11 @@ absl::Status ReadTensors(const ArchitectureKeys& of, const ModelFamily& family,
   std::optional<uint32_t> type;
   bool mixed = false;
   for (const GgufTensor& tensor : contents.tensors()) {
-    if (tensor.num_dims < 2) continue;  // norms and biases, which are widened anyway
+    // Norms and biases, which are widened anyway, and routers, whose products are exact.
+    if (tensor.num_dims < 2) continue;
+    if (family.experts != nullptr && tensor.name.ends_with(Concat(names.router.gguf, ".weight"))) {
+      continue;
+    }
     mixed |= type && *type != tensor.type;
     type = tensor.type;
   }
@@ -396,6 +448,7 @@ absl::StatusOr<ModelConfig> GgufModelConfig(const GgufContents& contents, std::s
   ReadShape(of, *family, config);
   WINNOW_RETURN_IF_ERROR(keys.status());
   RefuseWhatIsLacking(of, *family, contents, config);
+  ReadExperts(of, *family, config);
   ReadMultipliers(of, *family, config);
   for (size_t i = 0; family->no_rope_interval != 0 && i < config.layers.size(); ++i) {
     if ((i + 1) % family->no_rope_interval == 0) config.layers[i].rope = LayerSpec::kNoRope;

@@ -1,13 +1,14 @@
 // The configuration of a model from the keys and tensors of a GGUF file.
 //
 // Architectures: "llama" (which Mistral's and SmolLM's files say, too), "qwen2", "qwen3", "smollm3", "seed_oss", "granite",
-// "phi3". The file says the same as config.json does, in other words; biases and a tied output embedding show in which
+// "phi3", "qwen3moe"; "llama" with experts is Mixtral. The file says the same as config.json does, in other words; biases and a tied output embedding show in which
 // tensors there are. RoPE scaling is "rope.scaling.*" (linear, yarn), the tensor "rope_freqs.weight", which holds the
 // outcome of llama3's, or "rope_factors_short.weight" and "rope_factors_long.weight", which are longrope's.
 //
 // Keys of the architecture that winnow does not know change the answer, as far as it knows: such a key is refused by
 // name unless it is off (0 or false). So are a sliding window below the context's length, scales of attention or
-// logits but Granite's, experts, and a file that is one of several.
+// logits but Granite's, experts of other architectures, experts that all tokens go to, other routers than a softmax's, and a file
+// that is one of several.
 //
 // A model ends its turn with any of eos_token_id, eot_token_id, eom_token_id, and control tokens that are known by
 // their text ("<|im_end|>", "<|eot_id|>", ...): files name one of a model's several in the keys, often.

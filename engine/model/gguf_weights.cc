@@ -31,6 +31,7 @@ absl::StatusOr<WeightMatrix> CheckTensor(const GgufFile& file, const GgufTensor&
                                          const TensorSpec& spec, const ModelConfig& config) {
   std::vector<uint64_t> expected = {static_cast<uint64_t>(spec.cols)};
   if (spec.rows != 0) expected.push_back(static_cast<uint64_t>(spec.FileRows()));
+  if (spec.num_experts != 0) expected.push_back(static_cast<uint64_t>(spec.num_experts));
   const std::vector<uint64_t> shape(tensor.dims.begin(), tensor.dims.begin() + tensor.num_dims);
   if (shape != expected) {
     return absl::InvalidArgumentError(
@@ -47,7 +48,7 @@ absl::StatusOr<WeightMatrix> CheckTensor(const GgufFile& file, const GgufTensor&
                       .type = *type,
                       .rows = std::max<int64_t>(spec.rows, 1),
                       .cols = spec.cols,
-                      .first_row = spec.first_row};
+                      .first_row = spec.first_row + spec.expert * spec.rows};
   const bool interleaved = FamilyOf(config.family).gguf_interleaves;
   if (interleaved && spec.rotary_heads > 0 && spec.rows == 0 && !kernels::PlainType(*type)) {
     return absl::UnimplementedError(Concat(Place(file, tensor), "a bias of type ",
@@ -55,6 +56,25 @@ absl::StatusOr<WeightMatrix> CheckTensor(const GgufFile& file, const GgufTensor&
   }
   SetHeadOrder(config, spec, interleaved, &matrix);
   return matrix;
+}
+
+// Makes the error for a tensor that is not there.
+absl::Status MissingTensor(const GgufFile& file, const TensorSpec& spec) {
+  // The first writers of experts gave each a tensor of its own: "ffn_gate.0.weight" for "ffn_gate_exps.weight".
+  constexpr std::string_view kTogether = "_exps.weight";
+  if (spec.num_experts != 0 && spec.gguf_name.ends_with(kTogether)) {
+    const std::string of_first =
+        Concat(spec.gguf_name.substr(0, spec.gguf_name.size() - kTogether.size()), ".0.weight");
+    if (const GgufTensor* first = file.contents().FindTensor(of_first); first != nullptr) {
+      return absl::UnimplementedError(
+          Concat(Place(file, *first),
+                 "experts in tensors of their own are not supported; a newer converter "
+                 "writes them together, as ",
+                 ShortDump(spec.gguf_name)));
+    }
+  }
+  return absl::NotFoundError(
+      Concat(file.path(), ": tensor ", ShortDump(spec.gguf_name), " is missing"));
 }
 
 }  // namespace
@@ -68,10 +88,7 @@ absl::StatusOr<Weights> LoadGgufWeights(const std::string& path, const ModelConf
   const std::vector<TensorSpec> specs = ModelTensors(config, &weights);
   for (const TensorSpec& spec : specs) {
     const GgufTensor* tensor = file.contents().FindTensor(spec.gguf_name);
-    if (tensor == nullptr) {
-      return absl::NotFoundError(
-          Concat(path, ": tensor ", ShortDump(spec.gguf_name), " is missing"));
-    }
+    if (tensor == nullptr) return MissingTensor(file, spec);
     WINNOW_ASSIGN_OR_RETURN(*spec.matrix, CheckTensor(file, *tensor, spec, config));
     known.insert(tensor->name);
   }

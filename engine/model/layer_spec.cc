@@ -12,7 +12,7 @@ namespace {
 std::string UnsupportedProperty(const LayerSpec& layer) {
   if (layer.window != 0) return Concat("a sliding window of ", layer.window, " tokens");
   if (layer.norms != LayerSpec::Norms::kBefore) return "norms after attention and MLP";
-  if (layer.mlp != LayerSpec::Mlp::kGatedSilu) return "an MLP of experts";
+  if (layer.mlp == LayerSpec::Mlp::kExperts && layer.mlp_bias) return "biases of experts";
   return "";
 }
 

@@ -21,7 +21,7 @@ struct LayerSpec {
   };
   enum class Mlp : uint8_t {
     kGatedSilu,  // down(silu(gate(x)) * up(x))
-    kExperts,    // several of them, of which a router chooses for each token
+    kExperts,  // several of those, of which a router chooses for each token: down's outputs, weighed and added
   };
   static constexpr int32_t kNoRope = -1;
 
@@ -32,7 +32,7 @@ struct LayerSpec {
   bool qk_norm = false;  // each head of Q and K is normed before it is rotated
   bool qkv_bias = false;
   bool o_bias = false;
-  bool mlp_bias = false;
+  bool mlp_bias = false;  // of kGatedSilu
 
   bool operator==(const LayerSpec&) const = default;
 };

@@ -157,7 +157,9 @@ void RefuseSlidingWindow(JsonKeys& keys, const ModelFamily& family, const ModelC
     if (!keys.Bool("use_sliding_window", false)) return;
     if (keys.Int("max_window_layers", 28, 0, INT32_MAX) >= config.num_layers()) return;
   }
-  if (family.window == WindowKeys::kBySwitch && !keys.Bool("use_sliding_window", false)) return;
+  if (family.window == WindowKeys::kBySwitch || family.window == WindowKeys::kDefaultBySwitch) {
+    if (!keys.Bool("use_sliding_window", false)) return;
+  }
 
   const bool absent = keys.Find("sliding_window") == nullptr && !keys.IsNull("sliding_window");
   if (absent &&
@@ -203,6 +205,46 @@ void ReadLayersWithoutRope(JsonKeys& keys, const ModelFamily& family, ModelConfi
     const bool has_rope = listed ? rotates[i] != 0 : (static_cast<int64_t>(i) + 1) % interval != 0;
     if (!has_rope) config.layers[i].rope = LayerSpec::kNoRope;
   }
+}
+
+// The number of experts, by either of its names.
+int32_t ReadExpertCount(JsonKeys& keys, int32_t absent) {
+  const bool both =
+      keys.Find("num_experts") != nullptr && keys.Find("num_local_experts") != nullptr;
+  const char* const key =
+      keys.Find("num_local_experts") != nullptr ? "num_local_experts" : "num_experts";
+  const int64_t count = keys.Int(key, absent, 1, kExpertsMax);
+  if (both && keys.Int("num_experts", {}, 1, kExpertsMax) != count) {
+    keys.Fail(kInvalid, "num_experts", Concat("is not num_local_experts, ", count));
+  }
+  return static_cast<int32_t>(count);
+}
+
+// Experts, and which layers have one MLP instead: those that mlp_only_layers names, and all but each last one of
+// decoder_sparse_step.
+void ReadExperts(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
+  if (family.experts == nullptr) return;
+  const ExpertKeys& of = *family.experts;
+  ExpertsConfig& experts = config.experts;
+  experts.count = ReadExpertCount(keys, of.count_absent);
+  experts.per_token = keys.Int("num_experts_per_tok", of.per_token_absent, 1, kExpertsMax);
+  experts.intermediate_size =
+      of.has_own_size ? keys.Int("moe_intermediate_size", of.size_absent, 1, kIntermediateMax)
+                      : config.intermediate_size;
+  experts.normalized = of.normalizes || keys.Bool("norm_topk_prob", false);
+  if (keys.status().ok() && experts.per_token > experts.count) {
+    keys.Fail(kInvalid, "num_experts_per_tok",
+              Concat(experts.per_token, " of ", experts.count, " experts"));
+  }
+  if (!of.has_dense_layers) return;
+  const int64_t step = keys.Int("decoder_sparse_step", 1, 1, INT32_MAX);
+  const std::vector<int64_t> dense = keys.Ints("mlp_only_layers", 0, INT32_MAX, kLayersMax);
+  if (!keys.status().ok()) return;
+  for (int64_t i = 0; i < config.num_layers(); ++i) {
+    if ((i + 1) % step == 0 && std::find(dense.begin(), dense.end(), i) == dense.end()) continue;
+    config.layers[i].mlp = LayerSpec::Mlp::kGatedSilu;
+  }
+  if (config.NumLayersOf(LayerSpec::Mlp::kExperts) == 0) experts = {};
 }
 
 void ReadMultipliers(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
@@ -399,7 +441,7 @@ std::string FirstGgufFile(const std::string& directory) {
 // Keys of these families' files that do not change what a forward pass computes: of training, of
 // generation, of the classes that transformers loads, and what its older versions wrote of every
 // model. pretraining_tp only cuts products into parts.
-constexpr std::array<std::string_view, 81> kHarmlessKeys = {
+constexpr std::array<std::string_view, 83> kHarmlessKeys = {
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_commit_hash",
@@ -458,6 +500,8 @@ constexpr std::array<std::string_view, 81> kHarmlessKeys = {
     "return_dict",
     "return_dict_in_generate",
     "rope_parameters",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
     "sep_token_id",
     "seq_length",
     "sliding_window",  // RefuseSlidingWindow asks where it counts
@@ -581,6 +625,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
   if (config.weight_scheme.has_value()) config.dtype = kernels::DType::kBF16;
   RefuseWhatIsLacking(keys, *family, config);
   ReadLayersWithoutRope(keys, *family, config);
+  ReadExperts(keys, *family, config);
   ReadMultipliers(keys, *family, config);
   ReadRope(keys, json, *family, config_name, config);
   config.tie_word_embeddings = keys.Bool("tie_word_embeddings", family->tied_absent);

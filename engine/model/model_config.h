@@ -20,6 +20,7 @@
 #ifndef WINNOW_ENGINE_MODEL_MODEL_CONFIG_H_
 #define WINNOW_ENGINE_MODEL_MODEL_CONFIG_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -41,8 +42,30 @@ struct RopeSet {
   RopeScaling scaling;
 };
 
+// Of layers with LayerSpec::Mlp::kExperts, which are alike in this. A token goes to the `per_token` experts with the largest of
+// the router's logits, and what they give is weighed by the softmax of all logits.
+struct ExpertsConfig {
+  int32_t count = 0;
+  int32_t per_token = 0;          // 1 to count
+  int32_t intermediate_size = 0;  // of one
+  bool normalized = false;        // weights are divided by the sum of the chosen ones
+
+  bool operator==(const ExpertsConfig&) const = default;
+};
+
 struct ModelConfig {
-  enum class Family { kLlama, kMistral, kQwen2, kQwen3, kSmolLM3, kSeedOss, kGranite, kPhi3 };
+  enum class Family {
+    kLlama,
+    kMistral,
+    kQwen2,
+    kQwen3,
+    kSmolLM3,
+    kSeedOss,
+    kGranite,
+    kPhi3,
+    kMixtral,
+    kQwen3Moe,
+  };
   Family family = Family::kLlama;
   std::string architecture;  // "LlamaForCausalLM"
   int32_t hidden_size = 0;
@@ -56,6 +79,7 @@ struct ModelConfig {
   float rms_norm_eps = 0;
   std::vector<RopeSet> ropes = std::vector<RopeSet>(1);
   std::vector<LayerSpec> layers;
+  ExpertsConfig experts;  // zeros where no layer has any
   // Granite's factors. The embedding is multiplied, and so is what attention and MLP add to the residual stream; logits are
   // divided.
   double embedding_multiplier = 1, residual_multiplier = 1, logits_scaling = 1;
@@ -71,6 +95,10 @@ struct ModelConfig {
   std::vector<std::string> unknown_keys;
 
   int32_t num_layers() const { return static_cast<int32_t>(layers.size()); }
+  int32_t NumLayersOf(LayerSpec::Mlp mlp) const {
+    return static_cast<int32_t>(std::count_if(
+        layers.begin(), layers.end(), [mlp](const LayerSpec& layer) { return layer.mlp == mlp; }));
+  }
   int32_t RotaryDim() const { return rotary_dim != 0 ? rotary_dim : head_dim; }
   // Factor on the product of a query and a key.
   float AttentionScale() const {

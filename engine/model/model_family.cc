@@ -38,7 +38,35 @@ constexpr LayerTensorNames kPhi3Tensors = [] {
   return names;
 }();
 
-constexpr std::array<ModelFamily, 8> kFamilies = {{
+constexpr LayerTensorNames kMixtralTensors = [] {
+  LayerTensorNames names = kLlamaTensors;
+  names.router = {"block_sparse_moe.gate", "ffn_gate_inp"};
+  names.experts = "block_sparse_moe.experts";
+  names.expert_gate = {"w1", "ffn_gate_exps"};
+  names.expert_up = {"w3", "ffn_up_exps"};
+  names.expert_down = {"w2", "ffn_down_exps"};
+  return names;
+}();
+
+constexpr LayerTensorNames kQwen3MoeTensors = [] {
+  LayerTensorNames names = kLlamaTensors;
+  names.router = {"mlp.gate", "ffn_gate_inp"};
+  names.experts = "mlp.experts";
+  names.expert_gate = {"gate_proj", "ffn_gate_exps"};
+  names.expert_up = {"up_proj", "ffn_up_exps"};
+  names.expert_down = {"down_proj", "ffn_down_exps"};
+  return names;
+}();
+
+constexpr ExpertKeys kMixtralExperts = {
+    .count_absent = 8, .per_token_absent = 2, .normalizes = true};
+constexpr ExpertKeys kQwen3MoeExperts = {.has_own_size = true,
+                                         .size_absent = 768,
+                                         .count_absent = 128,
+                                         .per_token_absent = 8,
+                                         .has_dense_layers = true};
+
+constexpr std::array<ModelFamily, 10> kFamilies = {{
     {.family = ModelConfig::Family::kLlama,
      .name = "Llama",
      .architecture = "LlamaForCausalLM",
@@ -120,6 +148,29 @@ constexpr std::array<ModelFamily, 8> kFamilies = {{
      .rotates_in_part = true,
      .has_only_longrope = true,
      .tensors = &kPhi3Tensors},
+    {.family = ModelConfig::Family::kMixtral,
+     .name = "Mixtral",
+     .architecture = "MixtralForCausalLM",
+     .model_type = "mixtral",
+     .gguf_name = "llama",
+     .gguf_interleaves = true,
+     .kv_heads_absent = 8,
+     .rms_norm_eps_absent = 1e-5,
+     .rope_theta_absent = 1000000.0,
+     .attention_bias = Key::kRefused,
+     .experts = &kMixtralExperts,
+     .layer = {.mlp = LayerSpec::Mlp::kExperts},
+     .tensors = &kMixtralTensors},
+    {.family = ModelConfig::Family::kQwen3Moe,
+     .name = "Qwen3 MoE",
+     .architecture = "Qwen3MoeForCausalLM",
+     .model_type = "qwen3_moe",
+     .gguf_name = "qwen3moe",
+     .kv_heads_absent = 4,
+     .window = WindowKeys::kDefaultBySwitch,
+     .experts = &kQwen3MoeExperts,
+     .layer = {.mlp = LayerSpec::Mlp::kExperts, .qk_norm = true},
+     .tensors = &kQwen3MoeTensors},
 }};
 
 }  // namespace

@@ -21,6 +21,22 @@ struct TensorName {
 
 struct LayerTensorNames {
   TensorName attention_norm, q, k, v, q_norm, k_norm, o, mlp_norm, gate, up, down;
+  // Of layers of experts. A directory has a tensor for each matrix of each expert, whose number stands between `experts` and
+  // the name: "mlp.experts.7.gate_proj". A GGUF file has one of three dimensions for the same matrix of all.
+  TensorName router;
+  std::string_view experts;
+  TensorName expert_gate, expert_up, expert_down;
+};
+
+// The keys of config.json about experts, and what absent ones mean.
+struct ExpertKeys {
+  // Where they are all that there is of an MLP, intermediate_size is theirs.
+  bool has_own_size = false;  // moe_intermediate_size
+  int32_t size_absent = 0;
+  int32_t count_absent = 0;       // num_experts or num_local_experts
+  int32_t per_token_absent = 0;   // num_experts_per_tok
+  bool normalizes = false;        // always; else norm_topk_prob says it, and absent means no
+  bool has_dense_layers = false;  // decoder_sparse_step and mlp_only_layers
 };
 
 struct ModelFamily {
@@ -32,17 +48,20 @@ struct ModelFamily {
   };
   // The keys of config.json that say whether there is a sliding window.
   enum class WindowKeys : uint8_t {
-    kWhereGiven,  // sliding_window; absent: none
-    kDefaultOn,   // sliding_window; absent: 4096
-    kSwitched,    // use_sliding_window and max_window_layers first; then as kDefaultOn
-    kBySwitch,    // use_sliding_window first; then as kWhereGiven
+    kWhereGiven,       // sliding_window; absent: none
+    kDefaultOn,        // sliding_window; absent: 4096
+    kSwitched,         // use_sliding_window and max_window_layers first; then as kDefaultOn
+    kBySwitch,         // use_sliding_window first; then as kWhereGiven
+    kDefaultBySwitch,  // use_sliding_window first; then as kDefaultOn
   };
 
   ModelConfig::Family family;
   std::string_view name;          // in errors
   std::string_view architecture;  // of config.json
   std::string_view model_type;    // of config.json
-  std::string_view gguf_name;  // general.architecture; "": GGUF files call it by another family's
+  // general.architecture; "": GGUF files call it by another family's. Of two with one name, the one with experts is meant
+  // where the file has any.
+  std::string_view gguf_name;
   // Whether writers of GGUF files interleave the rows of Q and K for their own way to rotate.
   bool gguf_interleaves = false;
   int64_t kv_heads_absent = 0;  // 0: as many as query heads
@@ -62,8 +81,9 @@ struct ModelFamily {
   bool has_multipliers = false;  // Granite's (ModelConfig), else refused
   bool rotates_in_part = false;  // partial_rotary_factor may be below 1
   bool has_only_longrope =
-      false;             // of all kinds of RoPE scaling; older files call it "su" and "yarn"
-  LayerSpec layer = {};  // before any key is read
+      false;  // of all kinds of RoPE scaling; older files call it "su" and "yarn"
+  const ExpertKeys* experts = nullptr;  // null: keys about experts are refused
+  LayerSpec layer = {};                 // before any key is read
   const LayerTensorNames* tensors = nullptr;
 };
 

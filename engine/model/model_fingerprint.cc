@@ -136,7 +136,7 @@ void AddUnlikeLayers(const ModelConfig& config, Sha256* digest) {
   }
 }
 
-// Adds Granite's factors, as far as KV depends on them, and which of LongRoPE's are used. Other models add nothing, and keep
+// Adds Granite's factors, as far as KV depends on them, how tokens go to experts, and which of LongRoPE's factors are used. Other models add nothing, and keep
 // their names.
 void AddFactors(const ModelConfig& config, Sha256* digest) {
   if (config.embedding_multiplier != 1 || config.residual_multiplier != 1 ||
@@ -144,6 +144,11 @@ void AddFactors(const ModelConfig& config, Sha256* digest) {
     digest->Add(fmt::format("embedding {:.17g} residual {:.17g} attention {:.9g}\n",
                             config.embedding_multiplier, config.residual_multiplier,
                             config.AttentionScale()));
+  }
+  // The rest of experts is in the shapes of their tensors.
+  if (config.experts.count > 0) {
+    digest->Add(fmt::format("experts {} normalized {}\n", config.experts.per_token,
+                            config.experts.normalized));
   }
   const RopeScaling& scaling = config.ropes[0].scaling;
   if (scaling.kind == RopeScaling::Kind::kLongRope) {

@@ -82,9 +82,11 @@ Distribution DistributionOf(const TensorSpec& spec, const ModelConfig& config) {
       const bool is_output = spec.name == "lm_head.weight" || config.tie_word_embeddings;
       return {0.0f, is_output ? 2.0f / std::sqrt(static_cast<float>(spec.cols)) : 1.0f};
     }
+    case Role::kRouter:
     case Role::kMatrix: {
-      const bool writes_residual =
-          spec.name.ends_with("o_proj.weight") || spec.name.ends_with("down_proj.weight");
+      const bool writes_residual = spec.name.ends_with("o_proj.weight") ||
+                                   spec.name.ends_with("down_proj.weight") ||
+                                   spec.name.ends_with(".w2.weight");
       const float inputs =
           static_cast<float>(spec.cols) *
           (writes_residual ? 2.0f * static_cast<float>(config.num_layers()) : 1.0f);

@@ -63,12 +63,15 @@ absl::StatusOr<SyntheticWeights> MakeSyntheticWeights(const ModelConfig& config,
   // Signs are random and magnitudes lie in [1/64, 1/32): as variances go, trained weights of a
   // hidden size of 2048. Repeating a pattern is enough to keep any cache from helping, and quick.
   uint64_t state = seed;
+  const auto fill = [&](std::byte* to, int64_t bytes, uint64_t& from) {
+    for (int64_t offset = 0; offset < bytes; offset += value_bytes) {
+      const uint64_t random = NextRandom(from);
+      const float magnitude = 0x1p-6f + static_cast<float>(random >> 40) * 0x1p-30f;
+      StoreValue(to + offset, config.dtype, (random & 1) != 0 ? magnitude : -magnitude);
+    }
+  };
   const int64_t pattern_bytes = std::min(kPatternValues * value_bytes, noise_bytes);
-  for (int64_t offset = 0; offset < pattern_bytes; offset += value_bytes) {
-    const uint64_t random = NextRandom(state);
-    const float magnitude = 0x1p-6f + static_cast<float>(random >> 40) * 0x1p-30f;
-    StoreValue(&made.noise[offset], config.dtype, (random & 1) != 0 ? magnitude : -magnitude);
-  }
+  fill(made.noise.get(), pattern_bytes, state);
   for (int64_t offset = pattern_bytes; offset < noise_bytes; offset += pattern_bytes) {
     std::memcpy(&made.noise[offset], &made.noise[0], std::min(pattern_bytes, noise_bytes - offset));
   }
@@ -76,11 +79,26 @@ absl::StatusOr<SyntheticWeights> MakeSyntheticWeights(const ModelConfig& config,
     StoreValue(&made.ones[i * value_bytes], config.dtype, 1.0f);
   }
 
+  // The pattern's rows would come again: a router would have equal logits for several experts.
+  const int64_t router_bytes =
+      (int64_t{config.experts.count} * config.hidden_size + kMaxOffset) * value_bytes;
+  if (config.experts.count > 0) {
+    made.routers.reset(new (std::nothrow) std::byte[router_bytes]);
+    if (made.routers == nullptr) {
+      return absl::ResourceExhaustedError(
+          fmt::format("no memory for random weights: {} bytes", router_bytes));
+    }
+    uint64_t state_of_routers = ~seed;
+    fill(made.routers.get(), router_bytes, state_of_routers);
+  }
+
+  using Role = TensorSpec::Role;
   for (const TensorSpec& tensor : tensors) {
     const int64_t offset = static_cast<int64_t>(NextRandom(state) % kMaxOffset);
-    const std::byte* data = tensor.role == TensorSpec::Role::kNorm
-                                ? made.ones.get()
-                                : made.noise.get() + offset * value_bytes;
+    const std::byte* const noise =
+        tensor.role == Role::kRouter ? made.routers.get() : made.noise.get();
+    const std::byte* data =
+        tensor.role == Role::kNorm ? made.ones.get() : noise + offset * value_bytes;
     *tensor.matrix = {data, kernels::WeightTypeOf(config.dtype), std::max<int64_t>(tensor.rows, 1),
                       tensor.cols};
   }

@@ -16,8 +16,9 @@
 namespace winnow::engine {
 
 struct SyntheticWeights {
-  std::unique_ptr<std::byte[]> noise;  // what `weights` points into
-  std::unique_ptr<std::byte[]> ones;   // norms
+  std::unique_ptr<std::byte[]> noise;    // what `weights` points into
+  std::unique_ptr<std::byte[]> ones;     // norms
+  std::unique_ptr<std::byte[]> routers;  // noise of which no part comes again
   Weights weights;
 };
 

@@ -115,8 +115,12 @@ int64_t PackingCopyBytes(const Weights& weights, DType dtype) {
     for (const int64_t bytes :
          {CopyBytes(layer.q, dtype) + CopyBytes(layer.k, dtype) + CopyBytes(layer.v, dtype),
           CopyBytes(layer.o, dtype), CopyBytes(layer.gate, dtype) + CopyBytes(layer.up, dtype),
-          CopyBytes(layer.down, dtype)}) {
+          CopyBytes(layer.down, dtype), CopyBytes(layer.router, DType::kF32)}) {
       most = std::max(most, bytes);
+    }
+    for (const ExpertWeights& expert : layer.experts) {
+      most = std::max({most, CopyBytes(expert.gate, dtype) + CopyBytes(expert.up, dtype),
+                       CopyBytes(expert.down, dtype)});
     }
   }
   return most;

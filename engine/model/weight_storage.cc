@@ -32,13 +32,18 @@ void ForEachMatrix(const Weights& weights,
   for (const LayerWeights& layer : weights.layers) {
     for (const WeightMatrix* matrix :
          {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
-      visit(*matrix, false);
+      if (matrix->data != nullptr) visit(*matrix, false);
+    }
+    for (const ExpertWeights& expert : layer.experts) {
+      for (const WeightMatrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
+        visit(*matrix, false);
+      }
     }
   }
   visit(weights.lm_head, true);
 }
 
-// Norms and biases: whatever the form of the matrices, they are float32 (Decoder::Widen).
+// Norms, biases and routers: whatever the form of the matrices, they are float32 (Decoder::Widen, PackRouter).
 int64_t VectorBytes(const Weights& weights) {
   const auto values = [](const WeightMatrix& vector) {
     return vector.data != nullptr ? vector.rows * vector.cols : 0;
@@ -48,7 +53,7 @@ int64_t VectorBytes(const Weights& weights) {
     for (const WeightMatrix* vector :
          {&layer.attention_norm, &layer.q_bias, &layer.k_bias, &layer.v_bias, &layer.q_norm,
           &layer.k_norm, &layer.o_bias, &layer.mlp_norm, &layer.gate_bias, &layer.up_bias,
-          &layer.down_bias}) {
+          &layer.down_bias, &layer.router}) {
       sum += values(*vector);
     }
   }
@@ -71,6 +76,30 @@ bool Rounds(WeightStorage storage) {
 // Whether the file's own integers are of that form.
 bool HasIntegersFor(WeightStorage storage, const WeightMatrix& matrix) {
   return storage == WeightStorage::kW8A8 && matrix.source != nullptr && matrix.source->is_i8x128();
+}
+
+// As it is packed.
+int64_t MatrixBytes(WeightStorage storage, const WeightMatrix& matrix, bool is_output,
+                    kernels::DType compute) {
+  if (Rounds(storage)) {
+    const WeightType type = RoundedType(storage, matrix.cols, is_output);
+    // Whole groups, with a float32 each (kernels/int8_matmul.h).
+    constexpr int64_t kGroup = kernels::kInt8GroupValues;
+    const int64_t row_bytes = type == WeightType::kI8x128
+                                  ? (matrix.cols + kGroup - 1) / kGroup * (kGroup + 4)
+                                  : kernels::WeightRowBytes(type, matrix.cols);
+    return matrix.rows * row_bytes;
+  }
+  if (storage == WeightStorage::kStored && kernels::IsFloat8(matrix.type)) {
+    return matrix.rows * kernels::WeightRowBytes(matrix.type, matrix.cols);
+  }
+  if (storage == WeightStorage::kStored && IsQuantized(matrix)) {
+    // Integers of 5 and 6 bits take 8, scales stay as they are.
+    const kernels::BlockShape shape = kernels::BlockShapeOf(matrix.type);
+    const int64_t scales = (shape.has_codes ? shape.groups() + 2 : 2) * (shape.has_offset ? 2 : 1);
+    return matrix.rows * (matrix.cols / shape.values) * (shape.values * shape.bits / 8 + scales);
+  }
+  return matrix.rows * matrix.cols * static_cast<int64_t>(kernels::DTypeBytes(compute));
 }
 
 }  // namespace
@@ -145,27 +174,20 @@ absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights) {
 int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute) {
   int64_t bytes = VectorBytes(weights);
   ForEachMatrix(weights, [&](const WeightMatrix& matrix, bool is_output) {
-    if (Rounds(storage)) {
-      const WeightType type = RoundedType(storage, matrix.cols, is_output);
-      // Whole groups, with a float32 each (kernels/int8_matmul.h).
-      constexpr int64_t kGroup = kernels::kInt8GroupValues;
-      const int64_t row_bytes = type == WeightType::kI8x128
-                                    ? (matrix.cols + kGroup - 1) / kGroup * (kGroup + 4)
-                                    : kernels::WeightRowBytes(type, matrix.cols);
-      bytes += matrix.rows * row_bytes;
-    } else if (storage == WeightStorage::kStored && kernels::IsFloat8(matrix.type)) {
-      bytes += matrix.rows * kernels::WeightRowBytes(matrix.type, matrix.cols);
-    } else if (storage == WeightStorage::kStored && IsQuantized(matrix)) {
-      // As it is packed: integers of 5 and 6 bits take 8, scales stay as they are.
-      const kernels::BlockShape shape = kernels::BlockShapeOf(matrix.type);
-      const int64_t scales =
-          (shape.has_codes ? shape.groups() + 2 : 2) * (shape.has_offset ? 2 : 1);
-      bytes +=
-          matrix.rows * (matrix.cols / shape.values) * (shape.values * shape.bits / 8 + scales);
-    } else {
-      bytes += matrix.rows * matrix.cols * static_cast<int64_t>(kernels::DTypeBytes(compute));
-    }
+    bytes += MatrixBytes(storage, matrix, is_output, compute);
   });
+  return bytes;
+}
+
+int64_t ExpertStorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute) {
+  int64_t bytes = 0;
+  for (const LayerWeights& layer : weights.layers) {
+    for (const ExpertWeights& expert : layer.experts) {
+      for (const WeightMatrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
+        bytes += MatrixBytes(storage, *matrix, /*is_output=*/false, compute);
+      }
+    }
+  }
   return bytes;
 }
 
@@ -177,6 +199,10 @@ int64_t WideningBytes(WeightStorage storage, const Weights& weights) {
     const int64_t gate_up = (layer.gate.rows + layer.up.rows) * layer.gate.cols;
     values = std::max(
         {values, qkv, layer.o.rows * layer.o.cols, gate_up, layer.down.rows * layer.down.cols});
+    for (const ExpertWeights& expert : layer.experts) {
+      values = std::max({values, (expert.gate.rows + expert.up.rows) * expert.gate.cols,
+                         expert.down.rows * expert.down.cols});
+    }
   }
   return std::min(2 * values, kWidenedBytesMax);
 }

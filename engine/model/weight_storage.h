@@ -41,6 +41,9 @@ absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights);
 // embeddings are looked up in do not count.
 int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute);
 
+// Of them, those of experts: a row's step reads per_token of them in each layer.
+int64_t ExpertStorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute);
+
 // Memory beside that of StorageBytes where a device widens blocks for products of many rows (Device::bfloat16_blocks): of the
 // largest product's values in bfloat16, kWidenedBytesMax at most; what kernels of its own kind read as they are needs none, but that
 // follows from the device. 0 for kWide.

@@ -230,6 +230,24 @@ class LayerTensors {
     Add(name, ".weight", rows, cols, TensorSpec::Role::kMatrix, rotary_heads, matrix);
     if (has_bias) Add(name, ".bias", 0, rows, TensorSpec::Role::kBias, rotary_heads, bias);
   }
+  void Experts(const LayerTensorNames& names, const ExpertsConfig& config, int64_t hidden,
+               LayerWeights* to) {
+    Add(names.router, ".weight", config.count, hidden, TensorSpec::Role::kRouter, 0, &to->router);
+    to->experts.resize(config.count);
+    for (int32_t expert = 0; expert < config.count; ++expert) {
+      ExpertWeights& of = to->experts[expert];
+      const auto add = [&](const TensorName& name, int64_t rows, int64_t cols,
+                           WeightMatrix* matrix) {
+        const std::string of_expert = Concat(names.experts, ".", expert, ".", name.safetensors);
+        Add({of_expert, name.gguf}, ".weight", rows, cols, TensorSpec::Role::kMatrix, 0, matrix);
+        specs_->back().expert = expert;
+        specs_->back().num_experts = config.count;
+      };
+      add(names.expert_gate, config.intermediate_size, hidden, &of.gate);
+      add(names.expert_up, config.intermediate_size, hidden, &of.up);
+      add(names.expert_down, hidden, config.intermediate_size, &of.down);
+    }
+  }
   // Matrices [.rows][cols] that share a tensor.
   struct Part {
     int64_t rows = 0;
@@ -305,6 +323,10 @@ std::vector<TensorSpec> ModelTensors(const ModelConfig& config, Weights* weights
     }
     tensors.Linear(names.o, hidden, q_rows, spec.o_bias, &to_layer.o, &to_layer.o_bias);
     tensors.Norm(names.mlp_norm, hidden, &to_layer.mlp_norm);
+    if (spec.mlp == LayerSpec::Mlp::kExperts) {
+      tensors.Experts(names, config.experts, hidden, &to_layer);
+      continue;
+    }
     if (names.gate.safetensors == names.up.safetensors) {
       tensors.Shared(names.gate, hidden,
                      {{.rows = intermediate, .matrix = &to_layer.gate},

@@ -58,6 +58,12 @@ struct WeightMatrix {
   const std::byte* RowInFile(int64_t row) const;
 };
 
+// One expert's.
+struct ExpertWeights {
+  WeightMatrix gate, up;  // [intermediate][hidden]
+  WeightMatrix down;      // [hidden][intermediate]
+};
+
 // Views into the mapped files; valid while the Weights live. An absent optional tensor has data == nullptr. Data may
 // lie at any address: safetensors promises no alignment, and files of its first writers have none.
 struct LayerWeights {
@@ -68,10 +74,12 @@ struct LayerWeights {
   WeightMatrix o;                       // [hidden][H*d]
   WeightMatrix o_bias;                  // optional
   WeightMatrix mlp_norm;                // [1][hidden]
-  WeightMatrix gate, up;                // [intermediate][hidden]
-  WeightMatrix gate_bias, up_bias;      // optional
-  WeightMatrix down;                    // [hidden][intermediate]
-  WeightMatrix down_bias;               // optional
+  WeightMatrix gate, up;  // [intermediate][hidden]; of a layer of experts absent, as is down
+  WeightMatrix gate_bias, up_bias;  // optional
+  WeightMatrix down;                // [hidden][intermediate]
+  WeightMatrix down_bias;           // optional
+  WeightMatrix router;              // [experts][hidden] of a layer of experts
+  std::vector<ExpertWeights> experts;
 };
 
 // Movable; moving keeps the views valid.
@@ -123,13 +131,15 @@ struct TensorSpec {
   std::string gguf_name = {};  // "blk.0.attn_q.weight"
   int64_t rows = 0;            // 0: a vector of `cols`
   int64_t cols = 0;
-  enum class Role { kMatrix, kEmbedding, kNorm, kBias };
+  enum class Role { kMatrix, kEmbedding, kNorm, kBias, kRouter };
   Role role = Role::kMatrix;
   int32_t rotary_heads = 0;        // of Q and K: how many heads the rows are of
   WeightMatrix* matrix = nullptr;  // where in `weights` it belongs; null without weights
   // Matrices that share a tensor, which their names say: the tensor's rows, and which of them is this one's first. 0: its
   // tensor is its own.
   int64_t tensor_rows = 0, first_row = 0;
+  // Of an expert's matrix: a GGUF file has those of all experts in one tensor [num_experts][rows][cols].
+  int32_t expert = 0, num_experts = 0;
 
   int64_t FileRows() const { return tensor_rows != 0 ? tensor_rows : rows; }
 };

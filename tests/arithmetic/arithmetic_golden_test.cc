@@ -59,6 +59,7 @@ struct GoldenCase {
   WeightStorage weights = WeightStorage::kWide;
   std::string_view policy = "dense";
   std::optional<DType> kv = std::nullopt;  // nothing: as products
+  bool experts = false;                    // in all layers but the second
 };
 
 constexpr GoldenCase kCases[] = {
@@ -79,6 +80,13 @@ constexpr GoldenCase kCases[] = {
 // Held apart, as KV in 8 bits: digests of an instruction set may be missing.
 constexpr GoldenCase kW8A8Cases[] = {
     {.name = "w8a8 weights", .weights = WeightStorage::kW8A8},
+};
+constexpr GoldenCase kExpertCases[] = {
+    {.name = "experts", .experts = true},
+    {.name = "experts, int4 weights, pca",
+     .weights = WeightStorage::kInt4,
+     .policy = "pca:k=40,window=16,sink=4,dense_layers=1",
+     .experts = true},
 };
 constexpr GoldenCase kScaledKvCases[] = {
     {.name = "int8 KV", .kv = DType::kI8},
@@ -134,6 +142,10 @@ std::vector<float> Logits(kernels::Backend& backend, const GoldenCase& golden) {
   constexpr int32_t kTokens = 200, kPrompt = 192, kChunk = 96;
   ModelConfig config = Shape(golden.head_dim, golden.compute);
   for (LayerSpec& layer : config.layers) layer.qkv_bias = layer.qk_norm = golden.biases_and_norms;
+  if (golden.experts) {
+    for (const int layer : {0, 2, 3}) config.layers[layer].mlp = LayerSpec::Mlp::kExperts;
+    config.experts = {.count = 8, .per_token = 3, .intermediate_size = 64, .normalized = true};
+  }
   const auto weights = MakeSyntheticWeights(config, 20);
   DecoderOptions options;
   options.compute = golden.compute;
@@ -193,6 +205,10 @@ TEST_P(ArithmeticGolden, BitsAreThoseOfTheVersion) { ExpectDigests(GetParam(), "
 
 TEST_P(ArithmeticGolden, BitsOfW8A8AreThoseOfTheVersion) {
   ExpectDigests(GetParam(), "logits of W8A8", kW8A8Cases);
+}
+
+TEST_P(ArithmeticGolden, BitsOfExpertsAreThoseOfTheVersion) {
+  ExpectDigests(GetParam(), "logits of experts", kExpertCases);
 }
 
 TEST_P(ArithmeticGolden, BitsWithKvIn8BitsAreThoseOfTheVersion) {

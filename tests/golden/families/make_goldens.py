@@ -7,6 +7,7 @@ by far more than the tolerance of the test that reads them.
 
 import argparse
 import json
+import math
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ GREEDY_MARGIN = 1e-2  # the best logit's lead over the second at each greedy ste
 LOGIT_CHANGE_MIN = 2e-2  # what leaving an option out must change; the tests' tolerance is 1e-3
 # Families whose default lies beyond this vocabulary, or is none.
 PADDING = {family: {"pad_token_id": 0} for family in ("smollm3", "seed_oss", "granite", "phi3")}
+ROUTER_MARGIN = 2e-5  # the lead, in logits, of the last expert that a token goes to over the next
 
 
 @dataclass
@@ -137,6 +139,20 @@ CASES = [
     Case("phi3_longrope_short", "the same served up to the original length: the short factors, transformers 5 keys",
          "phi3", config=shape(128, 2, 1, intermediate=32, original_max_position_embeddings=128),
          rope=dict(partial_rotary_factor=0.75, **longrope(24)), max_context=128),
+    Case("mixtral", "Mixtral: 2 of 4 experts, weights always normalised, transformers 4 keys",
+         "mixtral", config=shape(64, 2, 1, 64, intermediate=24, num_local_experts=4),
+         rope=dict(rope_type="default", rope_theta=1000000.0), keys="4", drop=("num_experts_per_tok",)),
+    Case("qwen3_moe", "Qwen3 MoE: 2 of 8 experts with normalised weights, QK norm, transformers 4 keys",
+         "qwen3_moe", config=shape(64, 2, 1, 64, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16,
+                                   norm_topk_prob=True),
+         rope=dict(rope_type="default", rope_theta=1000000.0), keys="4"),
+    Case("qwen3_moe_dense_layer", "Qwen3 MoE: mlp_only_layers, 3 of 8 experts whose weights are not normalised, float32, yarn",
+         "qwen3_moe", "float32", shape(32, 2, 1, 64, intermediate=24, num_hidden_layers=3, num_experts=8, num_experts_per_tok=3,
+                                       moe_intermediate_size=12, norm_topk_prob=False, mlp_only_layers=[1]), rope=yarn()),
+    Case("qwen3_moe_step", "Qwen3 MoE: decoder_sparse_step 2, attention_bias, tied, float16",
+         "qwen3_moe", "float16", shape(64, 2, 1, 64, intermediate=24, num_hidden_layers=4, num_experts=5, num_experts_per_tok=2,
+                                       moe_intermediate_size=16, norm_topk_prob=True, decoder_sparse_step=2, attention_bias=True,
+                                       tie_word_embeddings=True)),
 ]
 
 
@@ -157,7 +173,8 @@ def randomise(model, seed):
                 normal(tensor, 2.0 * tensor.shape[1] ** -0.5)
             else:
                 gain = 1.4 if any(kind in name for kind in ("q_proj", "k_proj", "qkv_proj")) else 1.0
-                normal(tensor, gain * tensor.shape[1] ** -0.5)
+                gain *= 2.0 if ".experts." in name or name.endswith("mlp.gate.weight") else 1.0
+                normal(tensor, gain * tensor.shape[-1] ** -0.5)
 
 
 def older_keys(config, style):
@@ -174,6 +191,8 @@ def older_keys(config, style):
         config["rope_scaling"] = {"type" if style == "4-type" else "rope_type": kind, **rope}
     config["torch_dtype"] = config.pop("dtype")
     config["transformers_version"] = "4.46.0"
+    if config["model_type"] == "qwen3_moe":
+        config["num_experts"] = config.pop("num_local_experts")
     if config["model_type"] in ("qwen2", "qwen3"):
         config.pop("layer_types")
         if config["model_type"] == "qwen2" or not config["use_sliding_window"]:
@@ -217,9 +236,26 @@ def logits_of(model, ids):
     return model(torch.tensor([ids]), use_cache=False).logits[0]
 
 
+def router_lead(model, ids):
+    """How close a token comes to going to another expert."""
+    leads = [math.inf]
+
+    def note(module, _, output):
+        best = torch.topk(output[0], min(module.top_k + 1, module.num_experts)).values
+        if best.shape[-1] > module.top_k:
+            leads.append((best[:, -2] - best[:, -1]).min().item())
+    hooks = [module.register_forward_hook(note) for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
+    logits_of(model, ids)
+    for hook in hooks:
+        hook.remove()
+    return min(leads)
+
+
 def run_sequence(model, ids):
-    """The golden of one sequence, or None where greedy decoding would hang on rounding."""
+    """The golden of one sequence, or None where greedy decoding or the choice of experts would hang on rounding."""
     logits = logits_of(model, ids)
+    if router_lead(model, ids) < ROUTER_MARGIN:
+        return None
     nll = torch.nn.functional.cross_entropy(logits[:-1].double(), torch.tensor(ids[1:])).item()
     last = logits[-1].tolist()
     greedy = []
@@ -260,6 +296,14 @@ def knockouts(model):
                 ("logits_scaling", [model.config], "logits_scaling")):
             yield name, lambda owners=owners, attribute=attribute: [
                 setattr(owner, attribute, half * getattr(owner, attribute)) for owner in owners]
+    routers = [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
+    if routers:
+        yield "routers", lambda: [router.weight.copy_(-router.weight) for router in routers]
+        yield "an expert", lambda: [layer.mlp.experts.down_proj[1].zero_() for layer in layers if hasattr(layer.mlp, "experts")]
+        yield "the last slot", lambda: [setattr(router, "top_k", router.top_k - 1) for router in routers]
+    if model.config.model_type == "qwen3_moe":
+        yield "whether weights are normalised", lambda: [
+            setattr(router, "norm_topk_prob", not router.norm_topk_prob) for router in routers]
     if rotary.attention_scaling != 1.0:
         yield "rope attention factor", lambda: setattr(rotary, "attention_scaling", 1.0)
 

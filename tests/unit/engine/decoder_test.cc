@@ -138,11 +138,15 @@ INSTANTIATE_TEST_SUITE_P(Needle, TrainedModelGolden, ::testing::ValuesIn(Trained
 
 // ---- a random model ----
 
-ModelConfig SmallConfig(DType dtype) {
+ModelConfig SmallConfig(DType dtype, bool has_experts = false) {
   ModelConfig config;
   config.hidden_size = 96;
   config.intermediate_size = 160;
   config.layers.assign(3, {.qk_norm = true, .qkv_bias = true});
+  if (has_experts) {
+    for (const int layer : {0, 2}) config.layers[layer].mlp = LayerSpec::Mlp::kExperts;
+    config.experts = {.count = 7, .per_token = 3, .intermediate_size = 64, .normalized = true};
+  }
   config.num_heads = 4;
   config.num_kv_heads = 2;
   config.head_dim = 64;
@@ -161,9 +165,10 @@ struct SmallModel {
   std::unique_ptr<Decoder> decoder;
 };
 
-SmallModel MakeSmallModel(const std::string& isa, int threads, DType compute) {
+SmallModel MakeSmallModel(const std::string& isa, int threads, DType compute,
+                          bool has_experts = false) {
   SmallModel model;
-  model.config = SmallConfig(compute);
+  model.config = SmallConfig(compute, has_experts);
   model.weights = *MakeSyntheticWeights(model.config, 7);
   model.backend = kernels::MakeCpuBackend(isa, threads);
   absl::StatusOr<std::unique_ptr<Decoder>> decoder =
@@ -193,15 +198,15 @@ struct Pending {
   int32_t done = 0;
 };
 
-class BatchInvariance : public ::testing::TestWithParam<std::tuple<std::string, DType>> {};
+class BatchInvariance : public ::testing::TestWithParam<std::tuple<std::string, DType, bool>> {};
 
 TEST_P(BatchInvariance, RandomInterleavingsAndChunksGiveTheSameBits) {
-  const auto& [isa, compute] = GetParam();
+  const auto& [isa, compute, has_experts] = GetParam();
   const uint64_t seed = testing::TestSeed();
   SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed));
   std::mt19937_64 random(seed);
-  SmallModel alone = MakeSmallModel(isa, 1, compute);
-  SmallModel mixed = MakeSmallModel(isa, 3, compute);
+  SmallModel alone = MakeSmallModel(isa, 1, compute, has_experts);
+  SmallModel mixed = MakeSmallModel(isa, 3, compute, has_experts);
   const int32_t vocab_size = alone.config.vocab_size;
 
   for (int round = 0; round < 4; ++round) {
@@ -250,10 +255,12 @@ TEST_P(BatchInvariance, RandomInterleavingsAndChunksGiveTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(Isas, BatchInvariance,
                          ::testing::Combine(::testing::ValuesIn(testing::Isas()),
                                             ::testing::Values(DType::kF32, DType::kBF16,
-                                                              DType::kF16)),
+                                                              DType::kF16),
+                                            ::testing::Bool()),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "_" +
-                                  kernels::DTypeName(std::get<1>(info.param));
+                                  kernels::DTypeName(std::get<1>(info.param)) +
+                                  (std::get<2>(info.param) ? "_experts" : "");
                          });
 
 TEST(Decoder, LogitsDependOnEveryEarlierToken) {

@@ -192,12 +192,27 @@ TEST(GgufConfig, WhatWouldChangeTheAnswerIsRefusedByName) {
   const std::vector<Refusal> refusals = {
       {"architecture", set("general.architecture", "gemma3"),
        "\"gemma3\" is not supported; winnow runs llama, qwen2, qwen3, smollm3, seed_oss, granite, "
-       "phi3"},
+       "phi3, qwen3moe"},
       {"no architecture", remove("general.architecture"), "\"general.architecture\": missing",
        kInvalid},
       {"an adapter", set("general.type", "adapter"), "\"adapter\" is not supported"},
       {"a part", set("split.count", uint32_t{3}), "one of several"},
-      {"experts", set("llama.expert_count", uint32_t{8}), "\"llama.expert_count\""},
+      {"experts that nobody is sent to", set("llama.expert_count", uint32_t{8}),
+       "\"llama.expert_used_count\": missing", kInvalid},
+      {"experts of a family without any",
+       [](GgufBuilder& f) {
+         GgufBuilder qwen2;
+         qwen2.Set("general.architecture", "qwen2");
+         for (const char* key : {"block_count", "context_length", "embedding_length",
+                                 "feed_forward_length", "attention.head_count"}) {
+           qwen2.Set(std::string("qwen2.") + key, uint32_t{64});
+         }
+         qwen2.Set("qwen2.attention.layer_norm_rms_epsilon", 1e-5f);
+         qwen2.Set("qwen2.attention.key_length", uint32_t{64});
+         qwen2.Set("qwen2.expert_count", uint32_t{8});
+         f = qwen2;
+       },
+       "\"qwen2.expert_count\""},
       {"a key that nobody knows", set("llama.attention.sharpness", 2.0f),
        "winnow does not know this key"},
       {"a window", set("llama.attention.sliding_window", uint32_t{4096}),

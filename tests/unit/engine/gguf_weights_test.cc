@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <functional>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -57,6 +58,12 @@ json SmallConfig(const std::string& model_type) {
                    {"residual_multiplier", 0.25},
                    {"logits_scaling", 8.0}});
   }
+  if (model_type == "mixtral" || model_type == "qwen3_moe") {
+    config.update({{"num_local_experts", 5}, {"num_experts_per_tok", 2}});
+  }
+  if (model_type == "qwen3_moe") {
+    config.update({{"moe_intermediate_size", 32}, {"norm_topk_prob", true}});
+  }
   if (model_type == "phi3") {
     std::vector<double> factors;
     for (int i = 0; i < 24; ++i) factors.push_back(1 + 0.125 * i);
@@ -92,6 +99,13 @@ GgufBuilder KeysOf(const ModelConfig& config) {
     set("attention.scale", config.AttentionScale());
     set("residual_scale", static_cast<float>(config.residual_multiplier));
     set("logit_scale", static_cast<float>(config.logits_scaling));
+  }
+  if (config.experts.count != 0) {
+    set("expert_count", static_cast<uint32_t>(config.experts.count));
+    set("expert_used_count", static_cast<uint32_t>(config.experts.per_token));
+  }
+  if (name == "qwen3moe") {
+    set("expert_feed_forward_length", static_cast<uint32_t>(config.experts.intermediate_size));
   }
   if (name == "phi3") {
     const RopeScaling& scaling = config.ropes[0].scaling;
@@ -133,12 +147,14 @@ class RandomModel {
   std::string directory() const { return dir_.File("model"); }
   const ModelConfig& config() const { return config_; }
 
-  // The same values in a GGUF file, as `dtype`.
-  GgufBuilder Gguf(DType dtype) const {
+  // The same values in a GGUF file, as `of_matrices`; routers are float32.
+  GgufBuilder Gguf(DType of_matrices) const {
     GgufBuilder file = KeysOf(config_);
+    std::map<std::string, std::string> of_experts;  // the matrices of all, one behind the other
     for (const TensorSpec& spec : FileTensors(config_)) {
       const int64_t rows = spec.rows == 0 ? spec.cols : spec.rows,
                     cols = spec.rows == 0 ? 1 : spec.cols;
+      const DType dtype = spec.role == TensorSpec::Role::kRouter ? DType::kF32 : of_matrices;
       const auto value_bytes = static_cast<int64_t>(kernels::DTypeBytes(dtype));
       std::vector<std::byte> values(rows * cols * value_bytes);
       FillRandomTensor(spec, config_, kSeed, dtype, 0, values);
@@ -148,6 +164,10 @@ class RandomModel {
                            SourceRow(spec, config_, row) * cols * value_bytes;
         data.append(from, cols * value_bytes);
       }
+      if (spec.num_experts != 0) {
+        data = of_experts[spec.gguf_name] += data;
+        if (spec.expert + 1 < spec.num_experts) continue;
+      }
       Add(spec, kernels::WeightTypeOf(dtype), data, &file);
     }
     return file;
@@ -156,6 +176,7 @@ class RandomModel {
                   GgufBuilder* file) {
     std::vector<uint64_t> dims = {static_cast<uint64_t>(spec.cols)};
     if (spec.rows != 0) dims.push_back(spec.rows);
+    if (spec.num_experts != 0) dims.push_back(spec.num_experts);
     file->Tensor(spec.gguf_name, dims, GgufNumber(type), data);
   }
   std::string Write(const GgufBuilder& file, const std::string& name) const {
@@ -170,8 +191,8 @@ class RandomModel {
 };
 
 TEST(GgufWeights, AFileAndADirectoryOfTheSameModelGiveTheSameLogits) {
-  for (const char* model_type :
-       {"llama", "qwen2", "qwen3", "smollm3", "seed_oss", "granite", "phi3"}) {
+  for (const char* model_type : {"llama", "qwen2", "qwen3", "smollm3", "seed_oss", "granite",
+                                 "phi3", "mixtral", "qwen3_moe"}) {
     for (const bool tied : {false, true}) {
       SCOPED_TRACE(std::string(model_type) + (tied ? ", tied" : ""));
       json json_config = SmallConfig(model_type);
@@ -187,6 +208,101 @@ TEST(GgufWeights, AFileAndADirectoryOfTheSameModelGiveTheSameLogits) {
       EXPECT_EQ(LoadModelConfig(path)->tie_word_embeddings, tied);
     }
   }
+}
+
+TEST(GgufWeights, ExpertsOfAFileAreFoundAndWhatIsNotComputedIsNamed) {
+  const RandomModel model(SmallConfig("qwen3_moe"));
+  const auto error = [&](const std::function<void(GgufBuilder&)>& change) {
+    GgufBuilder file = model.Gguf(DType::kF32);
+    change(file);
+    const std::string path = model.Write(file, "bad.gguf");
+    const auto config = LoadModelConfig(path);
+    if (!config.ok()) return config.status();
+    return LoadWeights(path, *config).status();
+  };
+  const auto set = [](const char* key, auto value) {
+    return [=](GgufBuilder& file) {
+      file.Remove(key);
+      file.Set(key, value);
+    };
+  };
+  const auto named = [](GgufBuilder& file, std::string_view name) -> GgufBuilder::TensorInfo& {
+    for (auto& tensor : file.tensors()) {
+      if (tensor.name == name) return tensor;
+    }
+    std::abort();
+  };
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
+  const struct {
+    std::function<void(GgufBuilder&)> change;
+    absl::StatusCode code;
+    std::string says;
+  } kCases[] = {
+      {[](GgufBuilder&) {}, absl::StatusCode::kOk, ""},
+      {set("qwen3moe.expert_weights_norm", true), absl::StatusCode::kOk, ""},
+      {set("qwen3moe.expert_shared_count", uint32_t{0}), absl::StatusCode::kOk, ""},
+      {set("qwen3moe.expert_used_count", uint32_t{6}), kInvalid, "6 of 5 experts"},
+      {set("qwen3moe.expert_used_count", uint32_t{0}), kInvalid, "from 1 to 1024, is 0"},
+      {set("qwen3moe.expert_count", uint32_t{0}), kInvalid, "from 1 to 1024, is 0"},
+      {set("qwen3moe.expert_count", uint32_t{4}), kInvalid, "dimensions [32, 5], expected [32, 4]"},
+      {set("qwen3moe.expert_feed_forward_length", uint32_t{64}), kInvalid,
+       "\"blk.0.ffn_gate_exps.weight\" at byte"},
+      {[](GgufBuilder& f) { f.Remove("qwen3moe.expert_feed_forward_length"); }, kInvalid,
+       "\"qwen3moe.expert_feed_forward_length\": missing"},
+      {set("qwen3moe.expert_weights_scale", 2.5f), kUnimplemented, "2.5 is not supported"},
+      {set("qwen3moe.expert_gating_func", uint32_t{2}), kUnimplemented, "1, the softmax"},
+      {set("qwen3moe.expert_shared_count", uint32_t{1}), kUnimplemented,
+       "\"qwen3moe.expert_shared_count\""},
+      {set("qwen3moe.expert_group_count", uint32_t{4}), kUnimplemented, "expert_group_count"},
+      {[&](GgufBuilder& f) { named(f, "blk.1.ffn_up_exps.weight").name = "blk.1.other"; },
+       absl::StatusCode::kNotFound, "tensor \"blk.1.ffn_up_exps.weight\" is missing"},
+      {[&](GgufBuilder& f) { named(f, "blk.1.ffn_up_exps.weight").name = "blk.1.ffn_up.0.weight"; },
+       kUnimplemented, "experts in tensors of their own are not supported"},
+      {[&](GgufBuilder& f) {
+         f.Tensor("blk.0.ffn_up_shexp.weight", {32, 2}, kGgufF32, std::string(256, 'a'));
+       },
+       kInvalid, "\"blk.0.ffn_up_shexp.weight\" at byte"},
+      {[&](GgufBuilder& f) {
+         f.Tensor("blk.0.exp_probs_b.bias", {5}, kGgufF32, std::string(20, 'a'));
+       },
+       kInvalid, "\"blk.0.exp_probs_b.bias\" at byte"},
+  };
+  for (const auto& refused : kCases) {
+    const absl::Status status = error(refused.change);
+    EXPECT_EQ(status.code(), refused.code) << status << " for " << refused.says;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(refused.says));
+  }
+  // Routers are float32 in files of any type.
+  const std::string half = model.Write(model.Gguf(DType::kF16), "f16.gguf");
+  EXPECT_EQ(LoadModelConfig(half)->dtype, DType::kF16);
+  EXPECT_EQ(LoadWeights(half, *LoadModelConfig(half))->layers[0].router.type, WeightType::kF32);
+}
+
+// Expert 3's rows are the fourth part of a tensor, whose rows are counted together.
+TEST(GgufWeights, AWeightThatIsNoNumberIsNamedAsTheFileHasIt) {
+  const RandomModel model(SmallConfig("mixtral"));
+  const std::string path = model.Write(model.Gguf(DType::kF32), "nan.gguf");
+  const auto config = LoadModelConfig(path);
+  const auto weights = LoadWeights(path, *config);
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  const WeightMatrix& down = weights->layers[1].experts[3].down;
+  ASSERT_EQ(down.first_row, 3 * 32);
+  std::string bytes = ReadText(path);
+  const GgufTensor* tensor = weights->gguf->contents().FindTensor("blk.1.ffn_down_exps.weight");
+  const size_t offset = tensor->begin + (down.first_row + 7) * down.cols * sizeof(float);
+  const float nan = NAN;
+  std::memcpy(&bytes[offset + 4 * sizeof(float)], &nan, sizeof(nan));
+  WriteText(path, bytes);
+  const auto broken = LoadWeights(path, *config);
+  const auto backend = kernels::MakeCpuBackend("auto", 1);
+  const absl::Status status =
+      Decoder::Create(*config, *broken, *backend,
+                      {.compute = DType::kF32, .kv_dtype = DType::kF32, .kv_bytes = 1 << 20})
+          .status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("nan.gguf: tensor \"blk.1.ffn_down_exps.weight\" has NaN at [103, 4]"));
 }
 
 TEST(GgufWeights, HalfPrecisionIsPackedAsItIs) {

@@ -54,6 +54,10 @@ TEST(ModelFamilyTest, EntryGivesTheLayersOfItsModels) {
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kSeedOss).layer, LayerSpec{.qkv_bias = true});
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kGranite).layer, LayerSpec());
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kPhi3).layer, LayerSpec());
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kMixtral).layer,
+            LayerSpec{.mlp = LayerSpec::Mlp::kExperts});
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kQwen3Moe).layer,
+            (LayerSpec{.mlp = LayerSpec::Mlp::kExperts, .qk_norm = true}));
 }
 
 // Keys that an entry does not honour leave its layers alone or are refused: never half of each.
@@ -120,7 +124,9 @@ TEST(LayerSpecTest, WhatIsNotComputedIsRefusedByLayerAndName) {
   } kCases[] = {
       {{.window = 4096}, absl::StatusCode::kUnimplemented, "a sliding window of 4096 tokens"},
       {{.norms = LayerSpec::Norms::kAfter}, absl::StatusCode::kUnimplemented, "norms after"},
-      {{.mlp = LayerSpec::Mlp::kExperts}, absl::StatusCode::kUnimplemented, "experts"},
+      {{.mlp = LayerSpec::Mlp::kExperts, .mlp_bias = true},
+       absl::StatusCode::kUnimplemented,
+       "biases of experts"},
       {{.rope = 2}, absl::StatusCode::kInvalidArgument, "no RoPE set 2; the model has 2"},
       {{.rope = -2}, absl::StatusCode::kInvalidArgument, "no RoPE set -2; the model has 2"},
   };
@@ -128,6 +134,7 @@ TEST(LayerSpecTest, WhatIsNotComputedIsRefusedByLayerAndName) {
       .rope = 1, .qk_norm = true, .qkv_bias = true, .o_bias = true, .mlp_bias = true};
   EXPECT_TRUE(CheckLayers(std::vector<LayerSpec>(4, all_that_is_computed), 2).ok());
   EXPECT_TRUE(CheckLayers(std::vector<LayerSpec>(4, {.rope = LayerSpec::kNoRope}), 2).ok());
+  EXPECT_TRUE(CheckLayers(std::vector<LayerSpec>(4, {.mlp = LayerSpec::Mlp::kExperts}), 2).ok());
   for (const auto& refused : kCases) {
     std::vector<LayerSpec> layers(4, all_that_is_computed);
     layers[2] = refused.layer;

@@ -348,14 +348,14 @@ std::vector<Refusal> Refusals() {
   const auto rope = [](const json& scaling) { return With({{"rope_scaling", scaling}}); };
 
   std::vector<Refusal> table = {
-      {"architectures",
-       With({{"architectures", {"MixtralForCausalLM"}}, {"model_type", "mixtral"}}), kUnimplemented,
-       "\"MixtralForCausalLM\" is not supported; winnow runs LlamaForCausalLM, MistralForCausalLM, "
+      {"architectures", With({{"architectures", {"GptOssForCausalLM"}}, {"model_type", "gpt_oss"}}),
+       kUnimplemented,
+       "\"GptOssForCausalLM\" is not supported; winnow runs LlamaForCausalLM, MistralForCausalLM, "
        "Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM, SeedOssForCausalLM, "
-       "GraniteForCausalLM, Phi3ForCausalLM"},
+       "GraniteForCausalLM, Phi3ForCausalLM, MixtralForCausalLM, Qwen3MoeForCausalLM"},
       {"architectures", With({{"architectures", {"GraniteMoeForCausalLM"}}}), kUnimplemented,
        "winnow runs"},
-      {"architectures", With({{"architectures", {"Qwen3MoeForCausalLM"}}}), kUnimplemented,
+      {"architectures", With({{"architectures", {"Qwen2MoeForCausalLM"}}}), kUnimplemented,
        "winnow runs"},
       {"architectures", With({{"architectures", "LlamaForCausalLM"}}), kInvalid,
        "list of one string"},
@@ -547,6 +547,98 @@ TEST(ModelConfigTest, KeysThatChangeTheComputationAreRefusedUnlessTheyAreNeutral
                                               {"num_local_experts", 0},
                                               {"use_qk_norm", false}}));
   EXPECT_THAT(neutral.unknown_keys, IsEmpty());
+}
+
+json MoeConfig(const char* architecture, const char* model_type, const json& keys) {
+  json config = With({{"architectures", {architecture}}, {"model_type", model_type}});
+  config.update(keys);
+  return config;
+}
+json Qwen3Moe(const json& keys = json::object()) {
+  return MoeConfig("Qwen3MoeForCausalLM", "qwen3_moe", keys);
+}
+json Mixtral(const json& keys) { return MoeConfig("MixtralForCausalLM", "mixtral", keys); }
+
+TEST(ModelConfigTest, ExpertsAreReadByEitherNameAndWithTheFamilysDefaults) {
+  const ModelConfig qwen = ParseGood(Qwen3Moe());
+  EXPECT_EQ(qwen.family, Family::kQwen3Moe);
+  EXPECT_EQ(qwen.experts, (ExpertsConfig{.count = 128, .per_token = 8, .intermediate_size = 768}));
+  EXPECT_EQ(qwen.NumLayersOf(LayerSpec::Mlp::kExperts), 2);
+  const ModelConfig mixtral = ParseGood(Mixtral({{"sliding_window", nullptr}}));
+  EXPECT_EQ(mixtral.family, Family::kMixtral);
+  EXPECT_EQ(
+      mixtral.experts,
+      (ExpertsConfig{.count = 8, .per_token = 2, .intermediate_size = 48, .normalized = true}));
+  for (const char* key : {"num_experts", "num_local_experts"}) {
+    const ModelConfig given = ParseGood(Qwen3Moe({{key, 6},
+                                                  {"num_experts_per_tok", 6},
+                                                  {"moe_intermediate_size", 40},
+                                                  {"norm_topk_prob", true},
+                                                  {"router_aux_loss_coef", 0.001},
+                                                  {"output_router_logits", false}}));
+    EXPECT_EQ(
+        given.experts,
+        (ExpertsConfig{.count = 6, .per_token = 6, .intermediate_size = 40, .normalized = true}));
+    EXPECT_THAT(given.unknown_keys, IsEmpty());
+  }
+  // Another family has none.
+  EXPECT_EQ(ParseGood(TinyConfig()).experts, ExpertsConfig());
+}
+
+TEST(ModelConfigTest, SomeLayersMayHaveOneMlpAmongLayersOfExperts) {
+  const auto kinds = [](const json& keys) {
+    json config = Qwen3Moe({{"num_hidden_layers", 5}});
+    config.update(keys);
+    std::string text;
+    for (const LayerSpec& layer : ParseGood(config).layers) {
+      text += layer.mlp == LayerSpec::Mlp::kExperts ? 'e' : 'd';
+    }
+    return text;
+  };
+  EXPECT_EQ(kinds(json::object()), "eeeee");
+  EXPECT_EQ(kinds({{"mlp_only_layers", {0, 3}}}), "deede");
+  EXPECT_EQ(kinds({{"mlp_only_layers", json::array()}, {"decoder_sparse_step", 2}}), "deded");
+  EXPECT_EQ(kinds({{"mlp_only_layers", {1}}, {"decoder_sparse_step", 2}}), "ddded");
+  EXPECT_EQ(kinds({{"decoder_sparse_step", 6}}), "ddddd");
+  EXPECT_EQ(ParseGood(Qwen3Moe({{"decoder_sparse_step", 6}})).experts, ExpertsConfig());
+}
+
+TEST(ModelConfigTest, ExpertsThatCannotBeAreRefusedByKey) {
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
+  const struct {
+    json config;
+    std::string key, says;
+    absl::StatusCode code = kInvalid;
+  } kCases[] = {
+      {Qwen3Moe({{"num_experts", 4}, {"num_experts_per_tok", 5}}), "num_experts_per_tok",
+       "5 of 4 experts"},
+      {Qwen3Moe({{"num_experts_per_tok", 0}}), "num_experts_per_tok", "from 1 to"},
+      {Qwen3Moe({{"num_experts", 0}}), "num_experts", "from 1 to 1024, is 0"},
+      {Qwen3Moe({{"num_experts", 1025}}), "num_experts", "from 1 to 1024, is 1025"},
+      {Qwen3Moe({{"num_experts", 4}, {"num_local_experts", 8}}), "num_experts",
+       "is not num_local_experts, 8"},
+      {Qwen3Moe({{"moe_intermediate_size", 0}}), "moe_intermediate_size", "from 1 to"},
+      {Qwen3Moe({{"decoder_sparse_step", 0}}), "decoder_sparse_step", "from 1 to"},
+      {Qwen3Moe({{"mlp_only_layers", {-1}}}), "mlp_only_layers", "from 0 to"},
+      {Qwen3Moe({{"norm_topk_prob", "yes"}}), "norm_topk_prob", ""},
+      {Qwen3Moe({{"use_sliding_window", true}, {"max_position_embeddings", 8192}}),
+       "sliding_window", "absent, which means 4096", kUnimplemented},
+      {Qwen3Moe({{"use_sliding_window", true}, {"sliding_window", 64}, {"max_window_layers", 9}}),
+       "sliding_window", "64: sliding windows are not supported", kUnimplemented},
+      {Mixtral({{"sliding_window", 64}}), "sliding_window", "64: sliding", kUnimplemented},
+      {Mixtral({{"moe_intermediate_size", 64}}), "moe_intermediate_size", "is not supported",
+       kUnimplemented},
+      {Mixtral({{"attention_bias", true}}), "attention_bias", "Mixtral models have none",
+       kUnimplemented},
+  };
+  for (const auto& refused : kCases) {
+    const absl::Status status = Parse(refused.config).status();
+    EXPECT_EQ(status.code(), refused.code) << status;
+    EXPECT_THAT(std::string(status.message()),
+                StartsWith("dir/config.json: " + refused.key + ": "));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(refused.says));
+  }
 }
 
 TEST(ModelConfigTest, RefusalsOfTheGenerationConfigNameItsFile) {

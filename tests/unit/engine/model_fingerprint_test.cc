@@ -157,6 +157,16 @@ TEST_F(ModelFingerprintOf, KvHoldsEveryByteAndEveryNumberThatKvDependsOn) {
   differs([](ModelConfig& c) { c.embedding_multiplier = 12; });
   differs([](ModelConfig& c) { c.residual_multiplier = 0.22; });
   differs([](ModelConfig& c) { c.attention_multiplier = 0.0078125; });
+  for (const ExpertsConfig& experts :
+       {ExpertsConfig{.count = 8, .per_token = 2}, ExpertsConfig{.count = 8, .per_token = 3},
+        ExpertsConfig{.count = 8, .per_token = 2, .normalized = true}}) {
+    differs([&](ModelConfig& c) { c.experts = experts; });
+    ModelConfig two = config_;
+    two.experts = {.count = 8, .per_token = 2};
+    ModelConfig other = config_;
+    other.experts = experts;
+    EXPECT_EQ(of(two) == of(other), two.experts == experts);
+  }
   // Keys and values do not depend on what becomes of the last layer's output.
   ModelConfig scaled = config_;
   scaled.logits_scaling = 16;

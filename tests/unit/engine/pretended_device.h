@@ -51,6 +51,8 @@ class PretendedDevice : public TimedBackend {
     masses_.clear();
     for (auto& [tokens, to] : sampled_) std::copy(tokens.begin(), tokens.end(), to);
     sampled_.clear();
+    for (auto& [ids, to] : routed_) std::copy(ids.begin(), ids.end(), to);
+    routed_.clear();
     return true;
   }
   std::string failure() const override { return failed_ ? "pretended" : ""; }
@@ -135,6 +137,12 @@ class PretendedDevice : public TimedBackend {
     std::vector<kernels::SampledToken> tokens(rows.size());
     cpu_.Sample(logits, rows, tokens.data());
     sampled_.emplace_back(std::move(tokens), sampled);
+  }
+  void RouteExperts(const kernels::Tensor& logits, bool normalize, int32_t* ids,
+                    const kernels::Tensor& weights) override {
+    std::vector<int32_t> made(logits.rows * weights.cols);
+    cpu_.RouteExperts(logits, normalize, made.data(), weights);
+    routed_.emplace_back(std::move(made), ids);
   }
   void MeasureSelection(const kernels::MeasureSelectionArgs& args) override {
     if (!Synchronize()) return;
@@ -308,6 +316,7 @@ class PretendedDevice : public TimedBackend {
   std::vector<Made> made_;
   std::vector<std::pair<std::vector<float>, float*>> masses_;
   std::vector<std::pair<std::vector<kernels::SampledToken>, kernels::SampledToken*>> sampled_;
+  std::vector<std::pair<std::vector<int32_t>, int32_t*>> routed_;
 };
 
 // The same over a CPU of its own.

@@ -311,6 +311,82 @@ TEST(WeightsTest, AWrongShapeIsPrintedBesideTheExpectedOne) {
   EXPECT_THAT(LoadError(other), HasSubstr("shape [1, 32], expected [32]"));
 }
 
+json ExpertsConfigJson() {
+  json config = TinyConfig();
+  config.update({{"architectures", {"Qwen3MoeForCausalLM"}},
+                 {"model_type", "qwen3_moe"},
+                 {"num_experts", 3},
+                 {"num_experts_per_tok", 2},
+                 {"moe_intermediate_size", 24},
+                 {"mlp_only_layers", {0}}});
+  return config;
+}
+
+TEST(WeightsTest, ExpertsAreViewsOfTheirOwnTensors) {
+  const TinyModel model(ExpertsConfigJson());
+  const auto config = LoadModelConfig(model.dir());
+  const auto weights = Load(model.dir());
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_THAT(weights->layers[0].experts, ::testing::IsEmpty());
+  EXPECT_EQ(weights->layers[0].router.data, nullptr);
+  EXPECT_EQ(weights->layers[0].gate.rows, 48);
+  const LayerWeights& layer = weights->layers[1];
+  EXPECT_EQ(layer.gate.data, nullptr);
+  EXPECT_EQ(layer.router.rows, 3);
+  EXPECT_EQ(layer.router.cols, 32);
+  ASSERT_EQ(layer.experts.size(), 3);
+  const SafetensorsFile& file = *weights->files[0];
+  for (size_t e = 0; e < 3; ++e) {
+    const std::string prefix = "model.layers.1.mlp.experts." + std::to_string(e) + ".";
+    for (const auto& [name, matrix, rows, cols] :
+         {std::tuple("gate_proj", &layer.experts[e].gate, 24, 32),
+          {"up_proj", &layer.experts[e].up, 24, 32},
+          {"down_proj", &layer.experts[e].down, 32, 24}}) {
+      const auto entry = file.header().Find(prefix + name + ".weight");
+      ASSERT_TRUE(entry) << prefix << name;
+      EXPECT_EQ(matrix->data, file.Data(*entry).data());
+      EXPECT_EQ(matrix->rows, rows);
+      EXPECT_EQ(matrix->cols, cols);
+    }
+  }
+  int64_t values = 0;
+  for (const TensorSpec& spec : FileTensors(*config)) {
+    values += std::max<int64_t>(spec.rows, 1) * spec.cols;
+  }
+  EXPECT_EQ(Summarize(*config, *weights).parameters, values);
+}
+
+TEST(WeightsTest, ExpertsThatAreMissingOrOfAnotherShapeAreNamed) {
+  const std::string up = "model.layers.1.mlp.experts.1.up_proj.weight";
+  const TinyModel missing(ExpertsConfigJson());
+  missing.Edit("model.safetensors", [&](json& header, std::string& data) {
+    header["model.layers.1.self_attn.rotary_emb.inv_freq"] = header[up];  // same bytes
+    header.erase(up);
+  });
+  EXPECT_THAT(LoadError(missing, absl::StatusCode::kNotFound),
+              HasSubstr("model.safetensors: tensor \"" + up + "\" is missing"));
+  const TinyModel other(ExpertsConfigJson());
+  other.Edit("model.safetensors", [&](json& header, std::string& data) {
+    header[up]["shape"] = {32, 24};
+  });
+  EXPECT_THAT(LoadError(other),
+              AllOf(HasSubstr("model.safetensors: tensor \"" + up + "\" at byte "),
+                    HasSubstr("shape [32, 24], expected [24, 32]")));
+  const TinyModel router(ExpertsConfigJson());
+  router.Edit("model.safetensors", [&](json& header, std::string& data) {
+    header["model.layers.1.mlp.gate.weight"]["shape"] = {32, 3};
+  });
+  EXPECT_THAT(LoadError(router), AllOf(HasSubstr("\"model.layers.1.mlp.gate.weight\" at byte "),
+                                       HasSubstr("shape [32, 3], expected [3, 32]")));
+  // One more than there are.
+  const TinyModel more(ExpertsConfigJson());
+  more.Edit("model.safetensors", [&](json& header, std::string& data) {
+    Append(header, data, "model.layers.1.mlp.experts.3.up_proj.weight", 64);
+  });
+  EXPECT_THAT(LoadError(more),
+              HasSubstr("\"model.layers.1.mlp.experts.3.up_proj.weight\" at byte"));
+}
+
 TEST(WeightsTest, AWrongTypeIsPrintedBesideTheExpectedOnes) {
   const TinyModel model;
   model.Edit("model.safetensors",

@@ -1,0 +1,102 @@
+#include "engine/expert_mlp.h"
+
+#include <algorithm>
+
+#include "absl/status/status.h"
+#include "fmt/format.h"
+#include "kernels/check.h"
+
+namespace winnow::engine {
+
+using kernels::Buffer;
+using kernels::DType;
+using kernels::Tensor;
+
+namespace {
+
+Tensor View(const Buffer& buffer, int64_t rows, int64_t cols) {
+  return {buffer.data(), DType::kF32, rows, cols, cols};
+}
+
+}  // namespace
+
+void GroupByExpert(std::span<const int32_t> ids, int32_t per_token, ExpertGroups* groups) {
+  const auto count = static_cast<int32_t>(ids.size());
+  const auto experts = static_cast<int32_t>(groups->first.size()) - 1;
+  std::vector<int32_t>& first = groups->first;
+  std::fill(first.begin(), first.end(), 0);
+  for (const int32_t id : ids) {
+    WINNOW_CHECK(id >= 0 && id < experts);
+    ++first[id];
+  }
+  // Each one's end; counting down from there leaves its first place, and its rows in order.
+  for (int32_t e = 1; e <= experts; ++e) first[e] += first[e - 1];
+  groups->rows.resize(count);
+  groups->places.resize(count);
+  for (int32_t slot = count - 1; slot >= 0; --slot) {
+    const int32_t place = --first[ids[slot]];
+    groups->rows[place] = slot / per_token;
+    groups->places[slot] = place;
+  }
+}
+
+absl::StatusOr<std::unique_ptr<ExpertMlp>> ExpertMlp::Create(const ModelConfig& config,
+                                                             kernels::Backend& backend,
+                                                             int64_t rows_max) {
+  const ExpertsConfig& experts = config.experts;
+  std::unique_ptr<ExpertMlp> mlp(new ExpertMlp(experts, backend));
+  const int64_t slots = rows_max * experts.per_token;
+  const struct {
+    Buffer* to;
+    int64_t values;
+    bool shared;
+  } kBuffers[] = {{&mlp->logits_, rows_max * experts.count, false},
+                  {&mlp->weights_, slots, false},
+                  {&mlp->rows_, slots * config.hidden_size, false},
+                  {&mlp->ids_, slots, true}};
+  for (const auto& buffer : kBuffers) {
+    const auto size_bytes = static_cast<size_t>(buffer.values) * sizeof(float);
+    *buffer.to = buffer.shared ? backend.AllocateShared(size_bytes) : backend.Allocate(size_bytes);
+    if (buffer.to->data() == nullptr) {
+      return absl::ResourceExhaustedError(
+          fmt::format("no memory for rows of experts: {} bytes", size_bytes));
+    }
+    mlp->scratch_bytes_ += size_bytes;
+  }
+  mlp->groups_.rows.reserve(slots);
+  mlp->groups_.places.reserve(slots);
+  mlp->groups_.first.resize(experts.count + 1);
+  return mlp;
+}
+
+void ExpertMlp::Add(const Layer& layer, const Tensor& normed, const Tensor& gate_up,
+                    const Tensor& activated, const Tensor& hidden) {
+  const int64_t m = normed.rows, per_token = config_.per_token;
+  const Tensor logits = View(logits_, m, config_.count);
+  const Tensor weights = View(weights_, m, per_token);
+  const Tensor rows = View(rows_, m * per_token, hidden.cols);
+  auto* const ids = static_cast<int32_t*>(ids_.data());
+
+  // ids, weights [m][per_token] of logits [m][experts] = normed · Wᵀ
+  backend_.Matmul(normed, *layer.router, logits, {});
+  backend_.RouteExperts(logits, config_.normalized, ids, weights);
+  if (!backend_.Synchronize()) return;
+  GroupByExpert({ids, static_cast<size_t>(m * per_token)}, config_.per_token, &groups_);
+
+  // rows [m * per_token][hidden] by expert: (silu(gate) * up) · Wdownᵀ of normed
+  backend_.GatherExpertRows(normed, groups_.rows, rows);
+  for (int32_t e = 0; e < config_.count; ++e) {
+    const int32_t first = groups_.first[e], count = groups_.first[e + 1] - first;
+    if (count == 0) continue;
+    const ExpertMlp::Expert& expert = layer.experts[e];
+    const Tensor of_expert = rows.RowRange(first, count);
+    const Tensor gated = gate_up.RowRange(0, count);
+    backend_.Matmul(of_expert, *expert.gate_up, gated, {});
+    backend_.SiluMatmul(gated, *expert.down, activated.RowRange(0, count), of_expert, {});
+  }
+
+  // hidden += the sum over slots of weights · rows
+  backend_.AddExpertRows(rows, groups_.places, weights, hidden);
+}
+
+}  // namespace winnow::engine

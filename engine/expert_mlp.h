@@ -1,0 +1,72 @@
+// The MLP of a layer of experts: a router sends each row to some of them, and what these give is weighed and added to the
+// residual stream. Every product is the backend's own, of an expert's rows at a time, so a layer's matrices may have any form.
+//
+// The host decides what is multiplied: it reads the ids that the router chose, which on a device is a wait in each such layer.
+// A row's bits do not depend on others: products do not, wherever a row stands among those of its expert, and its experts' rows
+// are added in the order of its own slots (kernels/experts.h).
+#ifndef WINNOW_ENGINE_EXPERT_MLP_H_
+#define WINNOW_ENGINE_EXPERT_MLP_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/model/model_config.h"
+#include "kernels/backend.h"
+
+namespace winnow::engine {
+
+// Slots of rows by expert, those of one side by side in the order of rows.
+struct ExpertGroups {
+  std::vector<int32_t> rows;    // [m * per_token] the row at each place
+  std::vector<int32_t> places;  // [m * per_token] the place of each row's each slot
+  std::vector<int32_t> first;   // [experts + 1] each one's first place; last, how many there are
+};
+
+// `ids` [m][per_token]: experts of rows. REQUIRES: ids of experts that there are.
+void GroupByExpert(std::span<const int32_t> ids, int32_t per_token, ExpertGroups* groups);
+
+class ExpertMlp {
+ public:
+  struct Expert {
+    std::unique_ptr<kernels::PackedMatrix> gate_up;  // [2*intermediate][hidden]: gate, then up
+    std::unique_ptr<kernels::PackedMatrix> down;     // [hidden][intermediate]
+  };
+  struct Layer {
+    std::unique_ptr<kernels::PackedMatrix> router;  // [experts][hidden]
+    std::vector<Expert> experts;
+  };
+
+  // For up to `rows_max` rows at a time; Add allocates nothing. ResourceExhausted: with bytes asked for.
+  static absl::StatusOr<std::unique_ptr<ExpertMlp>> Create(const ModelConfig& config,
+                                                           kernels::Backend& backend,
+                                                           int64_t rows_max);
+
+  // hidden [m][hidden] += the layer of normed [m][hidden]. gate_up [m][2*intermediate] and activated [m][intermediate] are
+  // scratch. Where the device fails meanwhile the rest is left out.
+  void Add(const Layer& layer, const kernels::Tensor& normed, const kernels::Tensor& gate_up,
+           const kernels::Tensor& activated, const kernels::Tensor& hidden);
+
+  size_t scratch_bytes() const { return scratch_bytes_; }
+
+ private:
+  ExpertMlp(const ExpertsConfig& config, kernels::Backend& backend)
+      : config_(config), backend_(backend) {}
+
+  const ExpertsConfig config_;
+  kernels::Backend& backend_;
+  size_t scratch_bytes_ = 0;
+  kernels::Buffer logits_;   // [rows_max][experts]
+  kernels::Buffer weights_;  // [rows_max][per_token]
+  // [rows_max * per_token][hidden] by place: what experts read, and then, in its place, what they give.
+  kernels::Buffer rows_;
+  kernels::Buffer ids_;  // [rows_max][per_token] in shared memory
+  ExpertGroups groups_;  // of the call
+};
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_EXPERT_MLP_H_
