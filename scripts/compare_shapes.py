@@ -29,6 +29,8 @@ EXACT_POLICIES = ["pca:k=5%,verify=8,dense_layers=0", "lsh:k=5%,verify=3,dense_l
 
 LLAMA, QWEN2, QWEN3 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 SMOLLM3, SEED_OSS, GRANITE, PHI3 = "SmolLM3ForCausalLM", "SeedOssForCausalLM", "GraniteForCausalLM", "Phi3ForCausalLM"
+MIXTRAL, QWEN3_MOE = "MixtralForCausalLM", "Qwen3MoeForCausalLM"
+MODEL_TYPES = {SEED_OSS: "seed_oss", QWEN3_MOE: "qwen3_moe"}  # where it is not the family's name
 # Family, layers (so that a shape has about 300 million weights at most), hidden and intermediate size, heads, KV heads, head
 # dimension, vocabulary (the family's where it is a small part of the weights).
 SHAPES = {
@@ -55,6 +57,8 @@ SHAPES = {
     "granite-3.3-2b": (GRANITE, 2, 2048, 8192, 32, 8, 64, 49152),
     "granite-3.3-8b": (GRANITE, 1, 4096, 12800, 32, 8, 128, 16384),
     "phi-4-mini": (PHI3, 2, 3072, 8192, 24, 8, 128, 16384),
+    "mixtral-8x7b": (MIXTRAL, 1, 4096, 3584, 32, 8, 128, 8192),  # a quarter as wide
+    "qwen3-30b-a3b": (QWEN3_MOE, 2, 2048, 6144, 32, 4, 128, 16384),
 }
 # Keys of a shape beside those of its sizes. Granite's attention_multiplier is larger than the family's, so that attention has a
 # part in what random weights say.
@@ -66,12 +70,15 @@ MORE_KEYS = {
     "phi-4-mini": {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 4096,
                    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48,
                                     "long_factor": [1.1 * 1.09**pair for pair in range(48)]}},
+    "mixtral-8x7b": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    # A quarter of the experts.
+    "qwen3-30b-a3b": {"num_experts": 32, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True},
 }
 
 
 def configuration(name):
     family, layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary = SHAPES[name]
-    model_type = "seed_oss" if family == SEED_OSS else family.removesuffix("ForCausalLM").lower()
+    model_type = MODEL_TYPES.get(family, family.removesuffix("ForCausalLM").lower())
     return {"architectures": [family], "model_type": model_type, "hidden_size": hidden,
             "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
             "num_key_value_heads": kv_heads, "head_dim": head_dim, "vocab_size": vocabulary, "max_position_embeddings": 8192,

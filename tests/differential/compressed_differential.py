@@ -5,13 +5,15 @@
     cmake --build ../../build/release --target winnow_model_tool
     ./compressed_differential.py --tool ../../build/release/winnow_model_tool --models 5
 
-Makes Llama models of random shapes, quantises their matrices in each way that winnow reads (FP8 with a scale for a matrix, an
+Makes Llama and Mixtral models of random shapes, quantises their matrices in each way that winnow reads (FP8 with a scale for a matrix, an
 output or a block; 4-bit groups, with zero points and without; 8-bit integers with a scale for a matrix, an output or a group, plain and
 packed), and has the package compress and write them. What the package
 decompresses and what winnow widens must be the same numbers: bit for bit where the model is float32, else after rounding to its
 type. Exits with 1 if one differs.
 """
 import argparse
+import json
+import pathlib
 import random
 import sys
 import tempfile
@@ -27,6 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True}
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
 INT4 = {"num_bits": 4, "type": "int", "symmetric": True}
+EXPERTS = 3
 ALL, HALVES = [torch.float32, torch.bfloat16, torch.float16], [torch.bfloat16, torch.float16]
 # Arguments of the weights, whether activations are quantised like them, and the models' types.
 FORMS = {
@@ -57,6 +60,31 @@ def make_model(source, dtype):
     return model
 
 
+def put_experts(model, source):
+    """Makes it a Mixtral, as files have one: with a matrix for each expert."""
+    config = model.config
+    width = 128 * source.randint(1, 2)
+
+    def linear(rows, cols):
+        made = torch.nn.Linear(cols, rows, bias=False, dtype=model.dtype)
+        with torch.no_grad():
+            made.weight.copy_(torch.randn(rows, cols) * 10 ** source.uniform(-3, 1))
+        return made
+
+    class Mlp(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = linear(EXPERTS, config.hidden_size)
+            self.experts = torch.nn.ModuleList(torch.nn.ModuleDict({
+                "w1": linear(width, config.hidden_size), "w2": linear(config.hidden_size, width),
+                "w3": linear(width, config.hidden_size)}) for _ in range(EXPERTS))
+    for layer in model.model.layers:
+        del layer.mlp
+        layer.block_sparse_moe = Mlp()
+    return {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": EXPERTS,
+            "num_experts_per_tok": 2, "intermediate_size": width}
+
+
 def ranges(weight, arguments):
     """Smallest and largest values of what shares a scale."""
     rows, cols = weight.shape
@@ -79,7 +107,7 @@ def quantise(model, arguments, with_activations):
     of_inputs = {name: arguments[name] for name in ("num_bits", "type", "symmetric")}
     inputs = QuantizationArgs(**of_inputs, strategy="token", dynamic=True) if with_activations else None
     scheme = QuantizationScheme(targets=["Linear"], weights=weights, input_activations=inputs)
-    config = QuantizationConfig(config_groups={"group_0": scheme}, ignore=["lm_head"],
+    config = QuantizationConfig(config_groups={"group_0": scheme}, ignore=["lm_head", "re:.*block_sparse_moe.gate$"],
                                 quantization_status=QuantizationStatus.INITIALIZED)
     apply_quantization_config(model, config)
     for module in model.modules():
@@ -94,15 +122,18 @@ def quantise(model, arguments, with_activations):
 def compare(tool, name, arguments, with_activations, dtype, source):
     """(values compared, values that differ)"""
     model = make_model(source, dtype)
+    keys = put_experts(model, source) if source.random() < 0.5 else {}
     quantise(model, arguments, with_activations)
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
         compressor.update_config(directory)
+        path = pathlib.Path(directory, "config.json")
+        path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
         compressor.decompress_model(model)
         matrices = [(tensor, values) for tensor, values in model.state_dict().items()
-                    if values.ndim == 2 and tensor.endswith("_proj.weight")]
+                    if values.ndim == 2 and tensor.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight"))]
         return widened_matrices.compare(tool, f"{name}, {dtype}", directory, matrices)
 
 

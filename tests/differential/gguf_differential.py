@@ -85,12 +85,16 @@ def compare_types(tool, files, seed):
 
 
 FAMILIES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "families")
-INTERLEAVED = ("llama", "smollm3", "granite")  # their writer puts values of Q and K that rotate together side by side
+INTERLEAVED = ("llama", "smollm3", "granite", "mixtral")  # their writer puts values of Q and K that rotate together side by side
 LAYER_NAMES = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.qkv_proj": "attn_qkv",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "block_sparse_moe.gate": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp"}
+ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}  # where it is not the model_type
+EXPERT_NAMES = {"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps", "gate_proj": "ffn_gate_exps",
+                "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 OTHER_NAMES = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
                "lm_head.weight": "output.weight"}
 
@@ -120,7 +124,7 @@ def write_family(directory, config, path):
     from safetensors.torch import load_file
     family, rope = config.model_type, config.rope_parameters
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer = gguf.GGUFWriter(path, family)
+    writer = gguf.GGUFWriter(path, ARCHITECTURES.get(family, family))
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
@@ -137,6 +141,11 @@ def write_family(directory, config, path):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if family in ("mixtral", "qwen3_moe"):
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if family == "qwen3_moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if family == "phi3":
         writer.add_sliding_window(config.sliding_window or 0)
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
@@ -154,17 +163,31 @@ def write_family(directory, config, path):
     writer.add_token_list(token_texts(config))
     writer.add_token_types([1] * config.vocab_size)
     writer.add_token_merges(["a b"])
+    experts = {}  # the matrices of a layer's experts, by the name of the tensor that has them all
     for name, tensor in load_file(os.path.join(directory, "model.safetensors")).items():
         values = tensor.float().numpy()
+        if ".experts." in name:
+            _, _, layer, _, _, number, matrix, _ = name.split(".")
+            experts.setdefault(f"blk.{layer}.{EXPERT_NAMES[matrix]}.weight", {})[int(number)] = values
+            continue
         if family in INTERLEAVED and ".q_proj." in name:
             values = interleave(values, config.num_attention_heads)
         if family in INTERLEAVED and ".k_proj." in name:
             values = interleave(values, config.num_key_value_heads)
         writer.add_tensor(gguf_name(name, family), np.ascontiguousarray(values))
+    for name, matrices in experts.items():
+        writer.add_tensor(name, np.stack([matrices[i] for i in range(len(matrices))]))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def has_gguf_experts(config):
+    """Whether every layer has experts with normalised weights, as llama.cpp computes them, or there are none."""
+    if config.model_type != "qwen3_moe":
+        return True
+    return config.norm_topk_prob and config.decoder_sparse_step == 1 and not config.mlp_only_layers
 
 
 def compare_families(tool):
@@ -179,7 +202,7 @@ def compare_families(tool):
         kind = config.rope_parameters["rope_type"]
         every_fourth = [int((i + 1) % 4 != 0) for i in range(config.num_hidden_layers)]
         if (not os.path.exists(os.path.join(source, "model.safetensors")) or kind not in ("default", "linear", "longrope")
-                or config.model_type == "mistral" or getattr(config, "no_rope_layers", every_fourth) != every_fourth):
+                or config.model_type == "mistral" or not has_gguf_experts(config) or getattr(config, "no_rope_layers", every_fourth) != every_fourth):
             continue
         with open(os.path.join(source, "golden.json")) as file:
             golden = json.load(file)

@@ -146,24 +146,27 @@ struct Float8Model {
 
 TEST(Float8MatrixTest, ValuesOfEveryFormAreThoseOfTheFile) {
   TestRandom random;
-  for (const Form form : kForms) {
-    SCOPED_TRACE(static_cast<int>(form));
-    const TempDir dir;
-    const Float8Model model(random, form);
-    const auto weights = model.Load(dir);
-    ASSERT_TRUE(weights.ok()) << weights.status();
-    for (const auto& [name, matrix] : MatricesOf(weights->layers[0])) {
-      const Matrix& written = model.matrices.at("model.layers.0." + name);
-      ASSERT_EQ(matrix->rows, written.rows);
-      ASSERT_EQ(matrix->cols, written.cols);
-      EXPECT_EQ(matrix->type, written.cols % 128 == 0 && form != Form::kSmallBlocks
-                                  ? WeightType::kF8x128
-                                  : WeightType::kF8x32);
-      SCOPED_TRACE(name);
-      ExpectValues(written,
-                   [&, matrix = matrix](int64_t row, float* out) { matrix->WidenRow(row, out); });
+  for (const json& keys : {json(json::object()), kExpertKeys}) {
+    for (const Form form : kForms) {
+      SCOPED_TRACE(static_cast<int>(form));
+      const TempDir dir;
+      const Float8Model model(random, form, keys);
+      const auto weights = model.Load(dir);
+      ASSERT_TRUE(weights.ok()) << weights.status();
+      for (const auto& [name, matrix] : MatricesOf(weights->layers[0])) {
+        const Matrix& written = model.matrices.at("model.layers.0." + name);
+        ASSERT_EQ(matrix->rows, written.rows);
+        ASSERT_EQ(matrix->cols, written.cols);
+        EXPECT_EQ(matrix->type, written.cols % 128 == 0 && form != Form::kSmallBlocks
+                                    ? WeightType::kF8x128
+                                    : WeightType::kF8x32);
+        SCOPED_TRACE(name);
+        ExpectValues(written,
+                     [&, matrix = matrix](int64_t row, float* out) { matrix->WidenRow(row, out); });
+      }
+      EXPECT_TRUE(weights->lm_head.IsPlain());
+      if (!keys.empty()) EXPECT_TRUE(weights->layers[0].router.IsPlain());
     }
-    EXPECT_TRUE(weights->lm_head.IsPlain());
   }
 }
 

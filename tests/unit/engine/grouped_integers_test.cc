@@ -263,25 +263,28 @@ std::string Name(const Form& form) {
 TEST(GroupedIntegersTest, ValuesOfEveryFormAreThoseOfTheFile) {
   using kernels::WeightType;
   TestRandom random;
-  for (const Form& form : AllForms()) {
-    SCOPED_TRACE(Name(form));
-    const TempDir dir;
-    const QuantizedModel model(random, form);
-    const auto weights = model.Load(dir);
-    ASSERT_TRUE(weights.ok()) << weights.status();
-    for (const auto& [name, matrix] : MatricesOf(weights->layers[0])) {
-      const Matrix& written = model.matrices.at("model.layers.0." + name);
-      ASSERT_EQ(matrix->rows, written.rows);
-      ASSERT_EQ(matrix->cols, written.cols);
-      EXPECT_EQ(matrix->type, form.bits == 8             ? WeightType::kQ8_0
-                              : form.symmetric           ? WeightType::kQ4_0
-                              : written.group % 128 == 0 ? WeightType::kI4x128
-                                                         : WeightType::kI4x32);
-      SCOPED_TRACE(name);
-      ExpectValues(written,
-                   [&, matrix = matrix](int64_t row, float* out) { matrix->WidenRow(row, out); });
+  for (const json& keys : {json(json::object()), kExpertKeys}) {
+    for (const Form& form : AllForms()) {
+      SCOPED_TRACE(Name(form));
+      const TempDir dir;
+      const QuantizedModel model(random, form, keys);
+      const auto weights = model.Load(dir);
+      ASSERT_TRUE(weights.ok()) << weights.status();
+      for (const auto& [name, matrix] : MatricesOf(weights->layers[0])) {
+        const Matrix& written = model.matrices.at("model.layers.0." + name);
+        ASSERT_EQ(matrix->rows, written.rows);
+        ASSERT_EQ(matrix->cols, written.cols);
+        EXPECT_EQ(matrix->type, form.bits == 8             ? WeightType::kQ8_0
+                                : form.symmetric           ? WeightType::kQ4_0
+                                : written.group % 128 == 0 ? WeightType::kI4x128
+                                                           : WeightType::kI4x32);
+        SCOPED_TRACE(name);
+        ExpectValues(written,
+                     [&, matrix = matrix](int64_t row, float* out) { matrix->WidenRow(row, out); });
+      }
+      EXPECT_TRUE(weights->lm_head.IsPlain());
+      if (!keys.empty()) EXPECT_TRUE(weights->layers[0].router.IsPlain());
     }
-    EXPECT_TRUE(weights->lm_head.IsPlain());
   }
 }
 

@@ -88,11 +88,29 @@ void ExpectEachRefusedByName(std::mt19937_64& random, const std::vector<Case>& c
 // A layer's matrices, by the names that their tensors have in it.
 inline std::vector<std::pair<std::string, const WeightMatrix*>> MatricesOf(
     const LayerWeights& layer) {
-  return {{"self_attn.q_proj", &layer.q}, {"self_attn.k_proj", &layer.k},
-          {"self_attn.v_proj", &layer.v}, {"self_attn.o_proj", &layer.o},
-          {"mlp.gate_proj", &layer.gate}, {"mlp.up_proj", &layer.up},
-          {"mlp.down_proj", &layer.down}};
+  std::vector<std::pair<std::string, const WeightMatrix*>> matrices = {
+      {"self_attn.q_proj", &layer.q},
+      {"self_attn.k_proj", &layer.k},
+      {"self_attn.v_proj", &layer.v},
+      {"self_attn.o_proj", &layer.o}};
+  const auto add = [&](const std::string& prefix, const auto& mlp) {
+    matrices.emplace_back(prefix + "gate_proj", &mlp.gate);
+    matrices.emplace_back(prefix + "up_proj", &mlp.up);
+    matrices.emplace_back(prefix + "down_proj", &mlp.down);
+  };
+  if (layer.experts.empty()) add("mlp.", layer);
+  for (size_t e = 0; e < layer.experts.size(); ++e) {
+    add("mlp.experts." + std::to_string(e) + ".", layer.experts[e]);
+  }
+  return matrices;
 }
+
+// Keys of a small Qwen3 MoE.
+inline const nlohmann::json kExpertKeys = {{"architectures", {"Qwen3MoeForCausalLM"}},
+                                           {"model_type", "qwen3_moe"},
+                                           {"num_experts", 3},
+                                           {"num_experts_per_tok", 2},
+                                           {"moe_intermediate_size", 128}};
 
 // Keys of a small Phi-3, whose matrices share tensors and of whose heads three quarters rotate.
 inline const nlohmann::json kPhi3Keys = {{"architectures", {"Phi3ForCausalLM"}},
