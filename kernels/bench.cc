@@ -14,6 +14,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/ops.h"
 #include "kernels/embed_rows.h"
+#include "kernels/experts.h"
 #include "kernels/hamming_select.h"
 #include "kernels/hash_encode.h"
 #include "kernels/int4_keys.h"
@@ -445,6 +446,29 @@ class Bench {
         const double seconds = Time([&] { backend_->SiluMul(gate_up.tensor, out.tensor); });
         AddBesideRead({"silu_mul", rows + ", n 8192", seconds, SiluMulBytes(m, kInter),
                        SiluMulFlops(m, kInter), "", 0});
+      }
+      if (Wanted("experts")) {
+        constexpr int64_t kExperts = 128, kPerToken = 8;
+        const std::string shape = rows + ", 8 of 128";
+        const Floats logits(*backend_, m, kExperts), weights(*backend_, m, kPerToken);
+        const Floats x(*backend_, m, kHidden), gathered(*backend_, m * kPerToken, kHidden);
+        std::vector<int32_t> ids(m * kPerToken), of_rows(m * kPerToken), places(m * kPerToken);
+        for (size_t i = 0; i < places.size(); ++i) {
+          of_rows[i] = static_cast<int32_t>(i / kPerToken);
+          places[i] = static_cast<int32_t>(i * 7919 % places.size());
+        }
+        AddBesideRead({"experts route", shape, Time([&] {
+                         backend_->RouteExperts(logits.tensor, true, ids.data(), weights.tensor);
+                       }),
+                       RouteExpertsBytes(m, kExperts, kPerToken), 0, "", 0});
+        AddBesideRead({"experts gather", shape + ", n 2048", Time([&] {
+                         backend_->GatherExpertRows(x.tensor, of_rows, gathered.tensor);
+                       }),
+                       GatherExpertRowsBytes(m * kPerToken, kHidden), 0, "", 0});
+        AddBesideRead({"experts add", shape + ", n 2048", Time([&] {
+                         backend_->AddExpertRows(gathered.tensor, places, weights.tensor, x.tensor);
+                       }),
+                       AddExpertRowsBytes(m, kHidden, kPerToken), 0, "", 0});
       }
       if (Wanted("embed_rows")) {
         const std::vector<uint16_t> values(static_cast<size_t>(4096) * kHidden, 0x3c01);

@@ -45,8 +45,11 @@ Buffer AllocateHostMemory(size_t size_bytes) {
   if (base == MAP_FAILED) return {};
   const size_t past = reinterpret_cast<uintptr_t>(base) % kHugePageBytes;
   std::byte* data = static_cast<std::byte*>(base) + (past == 0 ? 0 : kHugePageBytes - past);
-  madvise(data, rounded,
-          MADV_HUGEPAGE);  // advice: without it everything works, at the speed of small pages
+  // Advice: without it everything works, at the speed of small pages. A huge page that is filled in part would cost a model of
+  // many experts, whose matrices are a few MiB each, as much as a third of its memory again.
+  const size_t whole = size_bytes / kHugePageBytes * kHugePageBytes;
+  madvise(data, whole, MADV_HUGEPAGE);
+  if (whole < rounded) madvise(data + whole, rounded - whole, MADV_NOHUGEPAGE);
   return Buffer(data, size_bytes, [base, mapped](void*) { munmap(base, mapped); });
 }
 

@@ -1,6 +1,10 @@
 #include "kernels/cpu/cpu_backend.h"
 
+#include <unistd.h>
+
+#include <cstring>
 #include <fstream>
+#include <vector>
 
 #include "tests/unit/kernels/kernel_testing.h"
 
@@ -44,6 +48,28 @@ TEST(CpuBackendTest, ItsNameSaysInstructionSetAndThreads) {
   EXPECT_EQ(MakeCpuBackend("scalar", 3)->name(), "cpu (scalar, 3 threads)");
   EXPECT_EQ(MakeCpuBackend("scalar", 0)->name(),
             MakeCpuBackend("scalar", UsableProcessors())->name());
+}
+
+// Bytes of the process that are in memory.
+size_t ResidentBytes() {
+  std::ifstream file("/proc/self/statm");
+  size_t all = 0, resident = 0;
+  file >> all >> resident;
+  return resident * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
+
+// Where the system has huge pages for whoever asks, a buffer's last one is not taken whole for a part of it: matrices of experts
+// are that small, and many.
+TEST(CpuBackendTest, MemoryThatIsTakenIsOfTheBuffersSize) {
+  const auto backend = MakeCpuBackend("auto", 1);
+  constexpr size_t kCount = 64, kBytes = (size_t{2} << 20) + (size_t{64} << 10);
+  std::vector<Buffer> buffers;
+  const size_t before = ResidentBytes();
+  for (size_t i = 0; i < kCount; ++i) {
+    buffers.push_back(backend->Allocate(kBytes));
+    std::memset(buffers.back().data(), 1, kBytes);
+  }
+  EXPECT_LT(ResidentBytes() - before, kCount * kBytes * 5 / 4);
 }
 
 TEST(CpuBackendTest, MemoryIsZeroedAlignedAndOfItsSize) {
