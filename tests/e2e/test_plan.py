@@ -1,5 +1,6 @@
 """`winnow plan` against `winnow serve`: servers are started with the options that were planned for, and what they
 allocated and read is compared, byte for byte."""
+import concurrent.futures
 import json
 import pathlib
 import shutil
@@ -44,6 +45,56 @@ def changed_model(directory, **changes):
     header += b" " * (-len(header) % 8)
     (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + values)
     return str(directory)
+
+
+def model_of_experts(directory):
+    """Random weights, two of three layers of experts, and the test model's tokenizer."""
+    config = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 128, "intermediate_size": 192,
+              "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True,
+              "mlp_only_layers": [1], "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+              "vocab_size": 4096, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+              "tie_word_embeddings": True, "torch_dtype": "bfloat16"}
+    like = pathlib.Path(directory, "like.json")
+    like.write_text(json.dumps(config))
+    made = harness.run("make-model", "--like", like, "--out", pathlib.Path(directory, "model"), "--tokenizer-from", harness.MODEL)
+    if made.returncode != 0:
+        raise AssertionError(made.stderr)
+    return str(pathlib.Path(directory, "model"))
+
+
+class Experts(unittest.TestCase):
+    def test_a_plan_counts_them_and_its_step_those_that_tokens_go_to(self):
+        of_experts = 2 * 8 * 3 * 128 * 64
+        with harness.temporary_directory() as directory:
+            model = model_of_experts(directory)
+            # So small a model is computed in float32.
+            for weights, value_bytes in (("wide", 4), ("int8", 34 / 32)):
+                flags = ("--weights", weights, "--index", "none", "--max-running", 4)
+                all_bytes = plan(*flags, model=model)["memory"]["weight_bytes"]
+                with Server(*flags, model=model) as server:
+                    # A router of 8 outputs is packed as one of 16.
+                    self.assertAlmostEqual(event(server, "sizes")["weight_bytes"], all_bytes, delta=2 * 8 * 128 * 4)
+                for batch in (1, 4):
+                    unread = of_experts * value_bytes * 0.75 ** batch
+                    self.assertAlmostEqual(plan(*flags, "--context", 256, "--batch", batch, model=model)["step"]["weight_bytes"],
+                                           all_bytes - unread, delta=1)
+
+    def test_answers_are_the_same_alone_and_among_others(self):
+        with harness.temporary_directory() as directory:
+            model = model_of_experts(directory)
+            with Server("--max-running", 6, "--index", "lsh:128", "--retrieval-from", 0, "--step-tokens", 64, model=model) as server:
+                def answer(number):
+                    request = inference.GenerateRequest(
+                        tokens=inference.TokenPrompt(ids=[11 + (i * (number + 3)) % 997 for i in range(60 + 70 * number)]),
+                        policy=("dense", "lsh:k=40,window=16")[number % 2], top_logprobs=1,
+                        stopping=inference.StoppingOptions(max_tokens=24, ignore_eos=True))
+                    answers = Api(server.address).generate(request, timeout=harness.PATIENCE)
+                    return [(token.id, token.logprob) for part in answers for token in part.tokens]
+                alone = [answer(number) for number in range(6)]
+                self.assertEqual([len(tokens) for tokens in alone], [24] * 6)
+                with concurrent.futures.ThreadPoolExecutor(6) as pool:
+                    together = list(pool.map(answer, range(6)))
+                self.assertEqual(alone, together)
 
 
 class PlanAndServe(unittest.TestCase):
