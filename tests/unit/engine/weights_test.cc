@@ -465,6 +465,18 @@ TEST(WeightsTest, AMissingShardIsNamedWithWhatItHeld) {
       AllOf(HasSubstr(model.File(FirstShard(model))), HasSubstr("\"model.embed_tokens.weight\"")));
 }
 
+TEST(WeightsTest, AnIndexMayHaveTheTensorsOfAHundredLayersOfExperts) {
+  const TinyModel model(TinyConfig(), 20000);
+  model.EditIndex([&](json& index) {
+    for (int i = 0; i < 94 * 128 * 3 * 3; ++i) {
+      index["weight_map"]["model.layers.93.mlp.experts.127.gate_proj.weight_packed." +
+                          std::to_string(i)] = FirstShard(model);
+    }
+  });
+  ASSERT_GT(ReadText(model.File("model.safetensors.index.json")).size(), 8u << 20);
+  EXPECT_THAT(LoadError(model, absl::StatusCode::kNotFound), HasSubstr("is missing, which "));
+}
+
 TEST(WeightsTest, ATensorThatTheIndexPlacesWhereItIsNotIsNamed) {
   const TinyModel model(TinyConfig(), kShardBytes);
   model.EditIndex(
