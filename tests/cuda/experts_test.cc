@@ -1,16 +1,88 @@
 #include "kernels/experts.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <vector>
 
+#include "kernels/quantized.h"
 #include "tests/cuda/backend_testing.h"
+#include "tests/unit/kernels/random_blocks.h"
 
 namespace winnow::kernels::cuda {
 namespace {
 
 class CudaExpertsTest : public CudaBackendFixture {
  protected:
+  // A layer as the engine has it (engine/expert_mlp.h): what each expert gives lies where its rows were. In these forms, whose
+  // products round differently.
+  struct Layer {
+    std::unique_ptr<PackedMatrix> router;
+    std::vector<std::unique_ptr<PackedMatrix>> gate_up, down;
+  };
+  Layer AnyLayer(int64_t experts, int64_t hidden, int64_t width, WeightType type) {
+    Layer layer;
+    const FileMatrix router(random_, experts, hidden, DType::kF32, 0.1f);
+    layer.router = backend_->Pack({{router.host()}}, DType::kF32);
+    for (int64_t e = 0; e < experts; ++e) {
+      if (type == WeightType::kBF16) {
+        const FileMatrix gate_up(random_, 2 * width, hidden, DType::kBF16, 0.1f);
+        const FileMatrix down(random_, hidden, width, DType::kBF16, 0.1f);
+        layer.gate_up.push_back(backend_->Pack({{gate_up.host()}}, DType::kBF16));
+        layer.down.push_back(backend_->Pack({{down.host()}}, DType::kBF16));
+      } else {
+        const BlockMatrix gate_up(random_, 2 * width, hidden, type);
+        const BlockMatrix down(random_, hidden, width, type);
+        layer.gate_up.push_back(backend_->PackStored({{gate_up.stored()}}, DType::kBF16));
+        layer.down.push_back(backend_->PackStored({{down.stored()}}, DType::kBF16));
+      }
+    }
+    return layer;
+  }
+  // Rows [first, first + m) of `states`, with the layer added; normed is what experts read.
+  Matrix Add(const Layer& layer, Matrix& normed, const Matrix& states, int64_t first, int64_t m,
+             int64_t per_token) {
+    const auto experts = static_cast<int64_t>(layer.down.size());
+    const int64_t hidden = normed.cols(), width = layer.down[0]->in_features();
+    Matrix result(m, hidden), logits(m, experts, 0), weights(m, per_token, 0);
+    for (int64_t i = 0; i < m; ++i) std::copy_n(states.row(first + i), hidden, result.row(i));
+    Matrix rows(m * per_token, hidden, 0), gate_rows(m, 2 * width, 4), activated(m, width, 4);
+    auto of_normed = Put(normed), of_result = Put(result), of_logits = Put(logits);
+    auto of_weights = Put(weights), of_rows = Put(rows), of_gate_rows = Put(gate_rows);
+    auto of_activated = Put(activated);
+    const Buffer shared = backend_->AllocateShared(m * per_token * sizeof(int32_t));
+    auto* const ids = static_cast<int32_t*>(shared.data());
+    const Tensor x = of_normed.tensor.RowRange(first, m);
+    backend_->Matmul(x, *layer.router, of_logits.tensor, {});
+    backend_->RouteExperts(of_logits.tensor, /*normalize=*/true, ids, of_weights.tensor);
+    EXPECT_TRUE(backend_->Synchronize());
+    std::vector<int32_t> gathered, places(m * per_token);
+    std::vector<int64_t> begins;
+    for (int64_t e = 0; e < experts; ++e) {
+      begins.push_back(static_cast<int64_t>(gathered.size()));
+      for (int64_t slot = 0; slot < m * per_token; ++slot) {
+        if (ids[slot] != e) continue;
+        places[slot] = static_cast<int32_t>(gathered.size());
+        gathered.push_back(static_cast<int32_t>(slot / per_token));
+      }
+    }
+    begins.push_back(static_cast<int64_t>(gathered.size()));
+    backend_->GatherExpertRows(x, gathered, of_rows.tensor);
+    for (int64_t e = 0; e < experts; ++e) {
+      const int64_t count = begins[e + 1] - begins[e];
+      if (count == 0) continue;
+      const Tensor of_expert = of_rows.tensor.RowRange(begins[e], count);
+      const Tensor gated = of_gate_rows.tensor.RowRange(0, count);
+      backend_->Matmul(of_expert, *layer.gate_up[e], gated, {});
+      backend_->SiluMatmul(gated, *layer.down[e], of_activated.tensor.RowRange(0, count), of_expert,
+                           {});
+    }
+    backend_->AddExpertRows(of_rows.tensor, places, of_weights.tensor, of_result.tensor);
+    of_result.Fetch();
+    return result;
+  }
+
   struct Routed {
     std::vector<int32_t> ids;
     Matrix weights;
@@ -116,6 +188,28 @@ TEST_F(CudaExpertsTest, AddsSlotsInTheirOrderWhereverTheirRowsLie) {
     of_y.Fetch();
     EXPECT_TRUE(SameBits(y, expected));
     ExpectNear(y, near, 2e-6, 1e-6);
+  }
+}
+
+TEST_F(CudaExpertsTest, ARowOfALayerHasTheSameBitsAloneAndAmongOthers) {
+  SCOPED_TRACE(Seed());
+  for (const WeightType type :
+       {WeightType::kBF16, WeightType::kQ8_0, WeightType::kL4x32, WeightType::kI8x128}) {
+    const int64_t experts = random_.Int(2, 9), per_token = random_.Int(1, 2);
+    const int64_t hidden = 256, width = 128 * random_.Int(1, 3);
+    const Layer layer = AnyLayer(experts, hidden, width, type);
+    for (const int64_t m : {int64_t{3}, int64_t{40}, random_.Int(100, 700)}) {
+      SCOPED_TRACE(testing::Message() << WeightTypeName(type) << ", " << m << " rows to "
+                                      << per_token << " of " << experts);
+      Matrix normed = Matrix::Normal(random_, m, hidden, 1.0f, 4);
+      const Matrix states = Matrix::Normal(random_, m, hidden);
+      const Matrix together = Add(layer, normed, states, 0, m, per_token);
+      for (int i = 0; i < 5; ++i) {
+        const int64_t row = random_.Int(0, m - 1);
+        EXPECT_TRUE(SameBits(Add(layer, normed, states, row, 1, per_token), 0, together, row));
+        for (int64_t j = 0; j < hidden; ++j) ASSERT_TRUE(std::isfinite(together.row(row)[j]));
+      }
+    }
   }
 }
 
