@@ -150,7 +150,7 @@ class Decoder final : public Model {
                            int64_t first_row = 0);
   // The same of a matrix where it lies, quantised or not.
   absl::Status CheckFiniteRows(const WeightMatrix& matrix);
-  // Of a layer's router and experts. REQUIRES: packing_.
+  // Packs a layer's router and experts. REQUIRES: packing_.
   absl::Status PackExperts(const LayerWeights& from, ExpertMlp::Layer* to);
   absl::StatusOr<std::unique_ptr<kernels::PackedMatrix>> PackRouter(const WeightMatrix& router);
   absl::Status AllocatePools();

@@ -1,4 +1,4 @@
-// What a layer of experts does beside its products: which experts a row goes to, rows side by side for one expert's
+// Steps of a layer of experts beside its products: which experts a row goes to, rows side by side for one expert's
 // product, and what the experts give, added up.
 //
 // RouteExperts, for each row of logits [m][experts] f32:

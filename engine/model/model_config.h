@@ -42,7 +42,7 @@ struct RopeSet {
   RopeScaling scaling;
 };
 
-// Of layers with LayerSpec::Mlp::kExperts, which are alike in this. A token goes to the `per_token` experts with the largest of
+// Facts of layers with LayerSpec::Mlp::kExperts, which are alike in this. A token goes to the `per_token` experts with the largest of
 // the router's logits, and what they give is weighed by the softmax of all logits.
 struct ExpertsConfig {
   int32_t count = 0;

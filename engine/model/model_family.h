@@ -21,7 +21,7 @@ struct TensorName {
 
 struct LayerTensorNames {
   TensorName attention_norm, q, k, v, q_norm, k_norm, o, mlp_norm, gate, up, down;
-  // Of layers of experts. A directory has a tensor for each matrix of each expert, whose number stands between `experts` and
+  // Names in layers of experts. A directory has a tensor for each matrix of each expert, whose number stands between `experts` and
   // the name: "mlp.experts.7.gate_proj". A GGUF file has one of three dimensions for the same matrix of all.
   TensorName router;
   std::string_view experts;
@@ -30,7 +30,7 @@ struct LayerTensorNames {
 
 // The keys of config.json about experts, and what absent ones mean.
 struct ExpertKeys {
-  // Where they are all that there is of an MLP, intermediate_size is theirs.
+  // MLPs are nothing but experts: intermediate_size is theirs.
   bool has_own_size = false;  // moe_intermediate_size
   int32_t size_absent = 0;
   int32_t count_absent = 0;       // num_experts or num_local_experts

@@ -41,7 +41,7 @@ absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights);
 // embeddings are looked up in do not count.
 int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute);
 
-// Of them, those of experts: a row's step reads per_token of them in each layer.
+// Weights of experts among them: a row's step reads per_token of them in each layer.
 int64_t ExpertStorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute);
 
 // Memory beside that of StorageBytes where a device widens blocks for products of many rows (Device::bfloat16_blocks): of the

@@ -138,7 +138,7 @@ struct TensorSpec {
   // Matrices that share a tensor, which their names say: the tensor's rows, and which of them is this one's first. 0: its
   // tensor is its own.
   int64_t tensor_rows = 0, first_row = 0;
-  // Of an expert's matrix: a GGUF file has those of all experts in one tensor [num_experts][rows][cols].
+  // The place of an expert's matrix: a GGUF file has those of all experts in one tensor [num_experts][rows][cols].
   int32_t expert = 0, num_experts = 0;
 
   int64_t FileRows() const { return tensor_rows != 0 ? tensor_rows : rows; }

@@ -15,7 +15,7 @@ constexpr float kIntegerFloat = 0x1.8p23f;
 constexpr uint32_t kIntegerBits = 0x4B400000;
 
 #if defined(__AVX2__)
-// What is added to steps for the bits of W. Sums saturate, so that it need not be more than 16 bits have.
+// Summand of steps that makes the bits of W. Sums saturate, so that it need not be more than 16 bits have.
 inline int16_t PowerUp(int32_t reference) {
   const int32_t up = kMassPowerTop - reference;
   return static_cast<int16_t>(up < INT16_MIN ? INT16_MIN : up > INT16_MAX ? INT16_MAX : up);
@@ -52,7 +52,7 @@ inline __m512i DistancesOf(Vec::Reg mass) {
 inline void StoreDistances(uint16_t* p, Vec::Reg mass) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtusepi32_epi16(DistancesOf(mass)));
 }
-// Of the vectors that Powers makes; of the first kLanes tokens, where no more are left.
+// Stores those of the vectors that StepPowers makes; of the first kLanes tokens, where no more are left.
 inline void StoreDistances(uint16_t* p, const Vec::Reg* masses, int32_t left) {
   const __m512i both = _mm512_packus_epi32(DistancesOf(masses[0]), DistancesOf(masses[1]));
   if (left > kLanes) {
@@ -82,7 +82,7 @@ class StepPowers {
   __m512i up_, least_, top_;
 };
 
-// Of steps [kStepTokens], which `most` has the largest of so far.
+// Largest steps, kStepTokens at a time.
 class StepMax {
  public:
   explicit StepMax(const int16_t* steps) : most_(_mm512_loadu_si512(steps)) {}
@@ -123,7 +123,7 @@ inline void StoreFixed(int32_t* p, const Vec::Reg* of_queries) {
   _mm512_storeu_si512(p + 3 * kLanes, _mm512_unpackhi_epi64(ab_high, cd_high));
 }
 
-// Where dots of kLanes tokens of a query go, `at` places behind the first tile's first token.
+// Takes dots of kLanes tokens of a query, `at` places behind the first tile's first token.
 struct DotsOut {
   float* dots;
   void Store(int32_t query, int32_t at, __m512i sums) const {

@@ -125,7 +125,7 @@ int64_t RangeMasses(int32_t group) {
   return int64_t{FullGroups(group)} * kMassAddQueries * kTransformCells;
 }
 
-// What makes logits of a query head's dots, and of steps.
+// Makes logits of a query head's dots, and of steps.
 struct QueryLine {
   float a = 0, b = 0, offset = 0;
 };

@@ -74,7 +74,7 @@ struct PiecesShared {
   uint2 steps_of[Shape::kProducts][kThreads];  // each thread's own
 };
 
-// Of a block that has all of the selection.
+// Shared memory of a block that has all of the selection.
 template <int kSlots, int kGroup, int kTiles>
 struct FusedShared : PiecesShared<kSlots, kGroup, kTiles> {
   using Shape = FusedShape<kSlots, kGroup, kTiles>;
@@ -300,7 +300,7 @@ class Fused {
     }
   }
 
-  // Where a tile of the warp's begins, in tiles: lane t has that of tile t of the chunk at `begin`.
+  // Places of the warp's tiles, in tiles: lane t has that of tile t of the chunk at `begin`.
   __device__ __forceinline__ uint32_t TilesAt(int32_t begin) const {
     const int32_t words = args_.transform.bits / 32;
     const int32_t at = begin + warp_ * Shape::kWarpTokens + lane_ % kTiles * kCodeTileTokens;
@@ -356,7 +356,7 @@ class Fused {
   }
   static constexpr int kProductsAtOnce = kTilesAtOnce / Shape::kParts * Shape::kColumnHalves;
 
-  // Of a chunk, whose first words are here; and leaves the first ones of the chunk of `next_tiles`, where there is more.
+  // Makes those of a chunk whose first words are here; and leaves the first ones of the chunk of `next_tiles`, where there is more.
   __device__ __forceinline__ void MakeSteps(bool cells, Words& next, uint32_t tiles, bool more,
                                             uint32_t next_tiles) {
     float of_step[Shape::kColumnHalves][2], origins[Shape::kColumnHalves][2];
@@ -433,7 +433,7 @@ class Fused {
   __device__ __forceinline__ bool Has(int unit, int half) const {
     return kWhole || (inside_ >> (2 * unit + half) & 1) != 0;
   }
-  // Of two tokens' steps.
+  // Picks one of two tokens' steps.
   static __device__ __forceinline__ uint32_t OfToken(const uint2& steps, int half) {
     return half == 0 ? steps.x : steps.y;
   }
@@ -598,7 +598,7 @@ class Fused {
     }
   }
 
-  // What weighs the steps of the lane's heads.
+  // Weighs the steps of the lane's heads.
   struct Heads {
     uint32_t ups[Shape::kColumnHalves];
     float inverses[Shape::kColumnHalves][2];
@@ -672,7 +672,7 @@ class Fused {
       }
     }
   }
-  // Of the warp's tokens.
+  // Leaves those of the warp's tokens.
   __device__ __forceinline__ void LeaveCells() const {
     constexpr int kWords = Shape::kWarpTokens / 4;
     __syncwarp();

@@ -146,7 +146,7 @@ __device__ __forceinline__ uint32_t Pack(uint32_t low, uint32_t high) {
   return __byte_perm(low, high, 0x5410);
 }
 constexpr uint32_t kPowersLeast = kMassPowerLeast * 0x10001u;
-// What is added to X_j of two heads for the bits of their W. References are no smaller than any X_j, so that 16 bits do
+// Summand of X_j of two heads that makes the bits of their W. References are no smaller than any X_j, so that 16 bits do
 // not overflow.
 __device__ __forceinline__ uint32_t PowersUp(int32_t low, int32_t high) {
   return Pack(static_cast<uint32_t>(max(kMassPowerTop - low, -kMassStepMost - 1)),

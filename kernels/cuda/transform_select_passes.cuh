@@ -58,7 +58,7 @@ struct TwoTokens {
   }
   uint32_t words[2][kWords];
 };
-// What weighs the steps of a row.
+// Weighs the steps of a row.
 template <int kGroup>
 struct RowHeads {
   __device__ __forceinline__ RowHeads(const Args& args, int32_t row) {

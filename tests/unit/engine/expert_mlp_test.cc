@@ -256,7 +256,7 @@ TEST_F(ExpertModelTest, ATokenHasTheSameBitsHoweverItsPromptIsCutInEveryFormOfWe
   }
 }
 
-// What the router chose can be read when the device was waited for, and not before.
+// The router's choice can be read when the device was waited for, and not before.
 TEST_F(ExpertModelTest, ADeviceIsWaitedForAndGivesTheSameLogits) {
   const auto cpu = kernels::MakeCpuBackend("auto", 2);
   const auto of_cpu = Make(*cpu, WeightStorage::kWide);
