@@ -171,6 +171,7 @@ Int8Operands OperandsOf(const MatmulArgs& args, const DeviceWeights& w, const vo
   product.y_stride = args.y_stride;
   product.bias = args.bias;
   product.accumulate = args.accumulate;
+  product.new_weights = args.new_weights;
   return {product, static_cast<const uint8_t*>(w.data), GroupsOf(w.in)};
 }
 
