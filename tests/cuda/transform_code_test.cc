@@ -109,6 +109,8 @@ class CudaTransformCodeTest : public CudaTest {
     // Queries of zeros have equal masses everywhere.
     Matrix q =
         flat ? Matrix(rows, int64_t{heads} * d) : Matrix::Normal(random_, rows, int64_t{heads} * d);
+    // Logits that no step has: those of most tokens are held.
+    for (int64_t i = 0; i < int64_t{heads} * d; ++i) q.row(rows - 1)[i] *= 300;
     std::vector<float> anchors(states);
     for (float& mass : anchors) mass = random_.Normal(3.0f);
     anchors[0] = -std::numeric_limits<float>::infinity();
