@@ -122,9 +122,9 @@ std::vector<std::string> FormsThatFit(const ModelConfig& config, const ModelOpti
                                       const Weights& weights,
                                       const std::function<bool(int64_t weight_bytes)>& fits);
 
-// Of all tensors, in this type.
+// Bytes of all tensors, in this type.
 int64_t WeightBytes(const ModelConfig& config, kernels::DType dtype);
-// Of them, those of experts.
+// Bytes of experts among them.
 int64_t ExpertWeightBytes(const ModelConfig& config, kernels::DType dtype);
 
 }  // namespace winnow::engine

@@ -25,6 +25,13 @@ namespace {
 
 using kernels::DType;
 
+int64_t BytesOf(const TensorSpec& tensor, DType dtype) {
+  // Norms, biases and routers are float32 (Decoder::Widen, PackRouter).
+  const bool is_wide = tensor.rows == 0 || tensor.role == TensorSpec::Role::kRouter;
+  return std::max<int64_t>(tensor.rows, 1) * tensor.cols *
+         static_cast<int64_t>(kernels::DTypeBytes(is_wide ? DType::kF32 : dtype));
+}
+
 // Rows and pages on their way from a slower tier: half of it is 16,384 rows of 512 bytes, and the
 // pages of as many reads as a disk takes at a time.
 constexpr size_t kRowStagingBytes = size_t{16} << 20;
@@ -114,20 +121,16 @@ ResidencyKind ResidencyOf(const ModelOptions& options) {
 
 int64_t WeightBytes(const ModelConfig& config, DType dtype) {
   int64_t bytes = 0;
-  for (const TensorSpec& tensor : ModelTensors(config, nullptr)) {
-    // Norms, biases and routers are float32 (Decoder::Widen, PackRouter).
-    const bool is_wide = tensor.rows == 0 || tensor.role == TensorSpec::Role::kRouter;
-    bytes += std::max<int64_t>(tensor.rows, 1) * tensor.cols *
-             static_cast<int64_t>(kernels::DTypeBytes(is_wide ? DType::kF32 : dtype));
-  }
+  for (const TensorSpec& tensor : ModelTensors(config, nullptr)) bytes += BytesOf(tensor, dtype);
   return bytes;
 }
 
 int64_t ExpertWeightBytes(const ModelConfig& config, DType dtype) {
-  const ExpertsConfig& experts = config.experts;
-  return int64_t{config.NumLayersOf(LayerSpec::Mlp::kExperts)} * experts.count * 3 *
-         experts.intermediate_size * config.hidden_size *
-         static_cast<int64_t>(kernels::DTypeBytes(dtype));
+  int64_t bytes = 0;
+  for (const TensorSpec& tensor : ModelTensors(config, nullptr)) {
+    if (tensor.num_experts > 0) bytes += BytesOf(tensor, dtype);
+  }
+  return bytes;
 }
 
 int64_t KeptWeightBytes(const ModelOptions& options, const DecoderOptions& resolved,
