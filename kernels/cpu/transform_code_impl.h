@@ -29,14 +29,22 @@ inline int32_t LargestOf(__m128i eight) {
 #endif
 
 #if defined(__AVX512F__)
-
 inline Vec::Reg Fma(Vec::Reg a, Vec::Reg b, Vec::Reg c) { return _mm512_fmadd_ps(a, b, c); }
+#elif defined(__AVX2__)
+inline Vec::Reg Fma(Vec::Reg a, Vec::Reg b, Vec::Reg c) { return _mm256_fmadd_ps(a, b, c); }
+#else
+inline Vec::Reg Fma(Vec::Reg a, Vec::Reg b, Vec::Reg c) { return std::fma(a, b, c); }
+#endif
+
 // kIntegerFloat and X_j of dots.
 inline Vec::Reg StepBits(const MassHead& head, Vec::Reg dots) {
   const Vec::Reg at = Fma(Vec::Set1(head.step), dots, Vec::Set1(head.origin + kIntegerFloat));
   return Vec::Min(Vec::Max(at, Vec::Set1(kIntegerFloat - kMassStepMost)),
                   Vec::Set1(kIntegerFloat + kMassStepMost));
 }
+
+#if defined(__AVX512F__)
+
 inline Vec::Reg FractionOf(Vec::Reg x) {
   return _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
@@ -206,13 +214,6 @@ class CellBits {
 
 #elif defined(__AVX2__)
 
-inline Vec::Reg Fma(Vec::Reg a, Vec::Reg b, Vec::Reg c) { return _mm256_fmadd_ps(a, b, c); }
-// kIntegerFloat and X_j of dots.
-inline Vec::Reg StepBits(const MassHead& head, Vec::Reg dots) {
-  const Vec::Reg at = Fma(Vec::Set1(head.step), dots, Vec::Set1(head.origin + kIntegerFloat));
-  return Vec::Min(Vec::Max(at, Vec::Set1(kIntegerFloat - kMassStepMost)),
-                  Vec::Set1(kIntegerFloat + kMassStepMost));
-}
 inline Vec::Reg FractionOf(Vec::Reg x) { return Vec::Sub(x, Vec::RoundToNearest(x)); }
 inline Vec::Reg TimesPowerOf2(Vec::Reg y, Vec::Reg n) {
   const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
@@ -389,13 +390,6 @@ inline void TakeTileCells(const uint32_t* tile, const uint8_t* cell_bits, int32_
 
 #else
 
-inline Vec::Reg Fma(Vec::Reg a, Vec::Reg b, Vec::Reg c) { return std::fma(a, b, c); }
-// kIntegerFloat and X_j of dots.
-inline Vec::Reg StepBits(const MassHead& head, Vec::Reg dots) {
-  const Vec::Reg at = Fma(Vec::Set1(head.step), dots, Vec::Set1(head.origin + kIntegerFloat));
-  return Vec::Min(Vec::Max(at, Vec::Set1(kIntegerFloat - kMassStepMost)),
-                  Vec::Set1(kIntegerFloat + kMassStepMost));
-}
 inline Vec::Reg FractionOf(Vec::Reg x) { return x - std::nearbyint(x); }
 inline Vec::Reg TimesPowerOf2(Vec::Reg y, Vec::Reg n) { return std::ldexp(y, static_cast<int>(n)); }
 inline void StoreInts(int32_t* p, Vec::Reg x) { *p = static_cast<int32_t>(x); }
