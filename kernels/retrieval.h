@@ -264,7 +264,7 @@ class PackedTransformCode {
 struct TailMasses {
   int32_t heads = 0;            // H
   int64_t* masses = nullptr;    // [queries][H][kTransformCells] M_c
-  float* references = nullptr;  // [queries][H] R
+  float* references = nullptr;  // [queries][H] (transform_code.h)
   float* deltas = nullptr;      // [queries][H] delta
   // Masses of all of mid, selected or not: TakeFromTail subtracts those of the tokens that are read.
   bool of_all = false;
@@ -272,7 +272,7 @@ struct TailMasses {
 
 // The denominators that SelectByMass leaves for RerankByMass, for each query head. Device memory.
 struct MassScales {
-  float* references = nullptr;  // [queries][H] R
+  float* references = nullptr;  // [queries][H] (transform_code.h)
   float* inverses = nullptr;    // [queries][H] inv
 };
 

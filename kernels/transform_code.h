@@ -117,7 +117,7 @@
 // queries without mass, keep their states to the bit.
 //
 // Cost per query and KV head: reads bits / 8 bytes a token once, and does for each query head one dot of `quads` * 4
-// bytes and two E2 a token; the tail reads 2 * 256 * d floats and adds one integer a token and head. Re-ranking reads both
+// bytes and two W a token; the tail reads 2 * 256 * d floats and adds one integer a token and head. Re-ranking reads both
 // codes of each candidate.
 #ifndef WINNOW_KERNELS_TRANSFORM_CODE_H_
 #define WINNOW_KERNELS_TRANSFORM_CODE_H_

@@ -255,7 +255,7 @@ int32_t PaddedGroup(int32_t group) {
   while (padded < group) padded *= 2;
   return padded;
 }
-// A lane of the fused kernel has 64 accumulators at most.
+// Steps of a block of the fused kernel, which lie in shared memory: 64 sums of a lane at most.
 constexpr int32_t MostTiles(int32_t group) { return group <= 4 ? 32 : 128 / group; }
 
 struct Plan {

@@ -1,5 +1,5 @@
 // The blocks of selection by estimated mass, and selection in one launch whose blocks meet (transform_select.cu says when):
-// steps and keys stay in shared memory, of which a block takes 38 KiB (G = 2) to 78 (G = 16).
+// steps and keys stay in shared memory, of which a block takes 38 KiB (G = 2) to 77 (G = 16).
 //
 // Loops over steps stay loops. Unrolled, with dots in registers, one launch was 12,300 instructions (197 KB at 192 bits and
 // 32 tiles), which each block went through once. A layer's other kernels and its weights drive them out of all caches

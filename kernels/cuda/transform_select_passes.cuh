@@ -22,7 +22,7 @@ namespace winnow::kernels::cuda::masses {
 constexpr int kTokens = 16;  // of a thread
 constexpr int32_t kChunkTokens = kThreads * kTokens;
 constexpr int kPassBlocks = 3;  // of a multiprocessor
-// Tiles of a warp: half as many as in a block that keeps its dots, so that more blocks have room.
+// Tiles of a warp: half as many as in a block of the one launch, so that more blocks have room.
 template <int kGroup>
 constexpr int kPieceTiles = kGroup <= 4 ? 16 : 128 / kGroup;
 
