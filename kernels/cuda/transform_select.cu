@@ -449,15 +449,14 @@ cudaError_t LaunchTake(int32_t rows, const Args& args, const Selection& read, St
 template <int kGroup>
 cudaError_t LaunchPasses(const Plan& plan, const Args& args, Stream stream) {
   const bool one_slot = args.transform.bits <= 128, tail = args.tail_masses != nullptr;
-  for (const cudaError_t error : {one_slot ? LaunchPieces<1, kGroup>(plan, args, stream)
-                                           : LaunchPieces<2, kGroup>(plan, args, stream),
-                                  LaunchOver(MassesKernel<kGroup>, plan, args, stream),
-                                  LaunchOver(CountKernel, plan, args, stream),
-                                  tail ? LaunchOver(CompactKernel<kGroup>, plan, args, stream)
-                                       : LaunchOver(CompactKernel<0>, plan, args, stream)}) {
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
+  // None after one that failed: it would go by what the last call left.
+  cudaError_t error = one_slot ? LaunchPieces<1, kGroup>(plan, args, stream)
+                               : LaunchPieces<2, kGroup>(plan, args, stream);
+  if (error == cudaSuccess) error = LaunchOver(MassesKernel<kGroup>, plan, args, stream);
+  if (error == cudaSuccess) error = LaunchOver(CountKernel, plan, args, stream);
+  if (error != cudaSuccess) return error;
+  return tail ? LaunchOver(CompactKernel<kGroup>, plan, args, stream)
+              : LaunchOver(CompactKernel<0>, plan, args, stream);
 }
 
 cudaError_t LaunchFused(const Plan& plan, const Args& args, Stream stream) {
