@@ -610,6 +610,11 @@ absl::Status Decoder::PackExperts(const LayerWeights& from, ExpertMlp::Layer* to
                             Pack({{expert.gate, expert.up}}, "an expert's gate and up"));
     WINNOW_ASSIGN_OR_RETURN(packed.down, Pack({{expert.down}}, "an expert's down projection"));
   }
+  std::vector<kernels::ExpertMatrices> matrices;
+  for (const ExpertMlp::Expert& expert : to->experts) {
+    matrices.push_back({expert.gate_up.get(), expert.down.get()});
+  }
+  to->set = backend_.MakeExpertSet(matrices);
   expert_weight_bytes_ += weight_bytes_ - before;
   return absl::OkStatus();
 }

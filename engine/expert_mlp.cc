@@ -79,6 +79,14 @@ void ExpertMlp::Add(const Layer& layer, const Tensor& normed, const Tensor& gate
 
   // ids, weights [m][per_token] of logits [m][experts] = normed · Wᵀ
   backend_.Matmul(normed, *layer.router, logits, {});
+  if (layer.set != nullptr && backend_.AddRoutedExperts({.experts = *layer.set,
+                                                         .per_token = config_.per_token,
+                                                         .normalize = config_.normalized,
+                                                         .logits = logits,
+                                                         .normed = normed,
+                                                         .hidden = hidden})) {
+    return;
+  }
   backend_.RouteExperts(logits, config_.normalized, ids, weights);
   if (!backend_.Synchronize()) return;
   GroupByExpert({ids, static_cast<size_t>(m * per_token)}, config_.per_token, &groups_);

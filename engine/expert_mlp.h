@@ -1,7 +1,8 @@
 // The MLP of a layer of experts: a router sends each row to some of them, and what these give is weighed and added to the
 // residual stream. Every product is the backend's own, of an expert's rows at a time, so a layer's matrices may have any form.
 //
-// The host decides what is multiplied: it reads the ids that the router chose, which on a device is a wait in each such layer.
+// A GPU routes few rows by itself (AddRoutedExperts). Of more, and elsewhere, the host decides what is multiplied: it reads the
+// ids that the router chose, which on a device is a wait in each such layer.
 // A row's bits do not depend on others: products do not, wherever a row stands among those of its expert, and its experts' rows
 // are added in the order of its own slots (kernels/experts.h).
 #ifndef WINNOW_ENGINE_EXPERT_MLP_H_
@@ -38,6 +39,7 @@ class ExpertMlp {
   struct Layer {
     std::unique_ptr<kernels::PackedMatrix> router;  // [experts][hidden]
     std::vector<Expert> experts;
+    std::unique_ptr<kernels::ExpertSet> set;  // of them; null where the backend has none
   };
 
   // For up to `rows_max` rows at a time; Add allocates nothing. ResourceExhausted: with bytes asked for.

@@ -86,6 +86,45 @@ void TimedBackend::GatedMlp(const kernels::GatedMlpArgs& args) {
   CountProduct(args.hidden.rows, args.down);
 }
 
+struct TimedBackend::TimedExperts final : public kernels::ExpertSet {
+  std::unique_ptr<kernels::ExpertSet> inner;
+  kernels::ExpertMatrices of_one;
+  int64_t count = 0;
+};
+
+std::unique_ptr<kernels::ExpertSet> TimedBackend::MakeExpertSet(
+    std::span<const kernels::ExpertMatrices> experts) {
+  auto timed = std::make_unique<TimedExperts>();
+  timed->inner = inner_.MakeExpertSet(experts);
+  if (timed->inner == nullptr) return nullptr;
+  timed->of_one = experts[0];
+  timed->count = static_cast<int64_t>(experts.size());
+  return timed;
+}
+
+bool TimedBackend::AddRoutedExperts(const kernels::RoutedExpertsArgs& args) {
+  if (!joins_) return false;
+  const auto& experts = static_cast<const TimedExperts&>(args.experts);
+  {
+    const Timer timer = Time(matmul_);
+    if (!inner_.AddRoutedExperts({.experts = *experts.inner,
+                                  .per_token = args.per_token,
+                                  .normalize = args.normalize,
+                                  .logits = args.logits,
+                                  .normed = args.normed,
+                                  .hidden = args.hidden})) {
+      return false;
+    }
+  }
+  const int64_t slots = args.normed.rows * args.per_token, read = std::min(slots, experts.count);
+  for (int64_t i = 0; i < read; ++i) {
+    const int64_t rows = slots / read + (i < slots % read ? 1 : 0);
+    CountProduct(rows, *experts.of_one.gate_up);
+    CountProduct(rows, *experts.of_one.down);
+  }
+  return true;
+}
+
 void TimedBackend::RopeAndWriteKv(const kernels::RopeAndWriteKvArgs& args) {
   if (!joins_) return Backend::RopeAndWriteKv(args);
   const Timer timer = Time(other_);

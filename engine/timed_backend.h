@@ -108,6 +108,10 @@ class TimedBackend : public kernels::Backend {
                         const kernels::Tensor& out) override;
   void AddExpertRows(const kernels::Tensor& x, std::span<const int32_t> places,
                      const kernels::Tensor& weights, const kernels::Tensor& y) override;
+  std::unique_ptr<kernels::ExpertSet> MakeExpertSet(
+      std::span<const kernels::ExpertMatrices> experts) override;
+  // Counts as products, with the bytes of as many experts as there are slots: each is read once at most.
+  bool AddRoutedExperts(const kernels::RoutedExpertsArgs& args) override;
   // On a device, joined, these count as products and as other; else their parts as what they are.
   void NormMatmul(const kernels::NormMatmulArgs& args) override;
   void SiluMatmul(const kernels::Tensor& gate_up, const kernels::PackedMatrix& w,
@@ -171,6 +175,7 @@ class TimedBackend : public kernels::Backend {
               kernels::SampledToken* sampled) override;
 
  private:
+  struct TimedExperts;
   class Timer;
   Timer Time(OpTotals& totals);  // of the block that it stands in
   void CountProduct(int64_t m, const kernels::PackedMatrix& w);

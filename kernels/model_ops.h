@@ -75,6 +75,26 @@ struct GatedMlpArgs {
   Tensor activated;  // [m][n]
 };
 
+// The matrices of a layer's experts, as AddRoutedExperts has them.
+class ExpertSet {
+ public:
+  virtual ~ExpertSet() = default;
+};
+
+struct ExpertMatrices {
+  const PackedMatrix* gate_up = nullptr;  // [2n][hidden]: gate, then up
+  const PackedMatrix* down = nullptr;     // [hidden][n]
+};
+
+struct RoutedExpertsArgs {
+  const ExpertSet& experts;
+  int32_t per_token = 0;
+  bool normalize = false;
+  Tensor logits;  // [m][experts]
+  Tensor normed;  // [m][hidden]: what experts read
+  Tensor hidden;  // [m][hidden]: what they are added to
+};
+
 class ModelOps {
  public:
   // ---- weights ----
@@ -130,7 +150,17 @@ class ModelOps {
   virtual void AddExpertRows(const Tensor& x, std::span<const int32_t> places,
                              const Tensor& weights, const Tensor& y) = 0;
 
+  // For AddRoutedExperts; null where the backend has no way for matrices of this kind, or no memory. They are not copied:
+  // REQUIRES: they outlive it.
+  virtual std::unique_ptr<ExpertSet> MakeExpertSet(std::span<const ExpertMatrices> experts) {
+    return nullptr;
+  }
+
   // ---- several of these in one: the sum of its parts, to the bit; a backend may save what lies between them ----
+
+  // RouteExperts, each expert's Matmul and SiluMatmul of its rows, and AddExpertRows, where the host need not know what the
+  // router chose. False, and nothing done: not for so many rows.
+  virtual bool AddRoutedExperts(const RoutedExpertsArgs& args) { return false; }
 
   // RmsNorm of x, then Matmul.
   virtual void NormMatmul(const NormMatmulArgs& args) {

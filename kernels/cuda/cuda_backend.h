@@ -104,6 +104,8 @@ class CudaBackend final : public Backend {
   void GatherExpertRows(const Tensor& x, std::span<const int32_t> rows, const Tensor& out) override;
   void AddExpertRows(const Tensor& x, std::span<const int32_t> places, const Tensor& weights,
                      const Tensor& y) override;
+  std::unique_ptr<ExpertSet> MakeExpertSet(std::span<const ExpertMatrices> experts) override;
+  bool AddRoutedExperts(const RoutedExpertsArgs& args) override;
   void NormMatmul(const NormMatmulArgs& args) override;
   void SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, const Tensor& activated,
                   const Tensor& y, const MatmulEpilogue& epilogue) override;
@@ -339,8 +341,8 @@ class CudaBackend final : public Backend {
 
   Workspace zeros_;  // nobody writes it
   Buffer widened_;   // outputs of quantised weights as plain ones, for a product of many rows
-  Workspace matmul_, dense_, codes_, transform_, bounds_, logits_, prune_, take_, rerank_, rows_,
-      addresses_, extend_, complete_, selection_, quality_, pack_, sample_;
+  Workspace experts_, matmul_, dense_, codes_, transform_, bounds_, logits_, prune_, take_, rerank_,
+      rows_, addresses_, extend_, complete_, selection_, quality_, pack_, sample_;
   // Whose selection lies in selection_ (and its counts in counts_); tokens null: nobody's.
   Selection selected_, selected_on_device_;
   size_t selected_queries_ = 0;

@@ -1,11 +1,17 @@
 // Mapping. A warp routes a row: lane l has experts l, l + 32, ..., and finds each slot's expert by a reduction over its own
-// that are left. A block copies a row, or adds up a piece of one.
+// that are left. A block copies a row, or adds up a piece of one. Tiles: one block routes all rows, counts slots by expert and
+// gives each expert as many tiles as they take; their rows are made by as many warps as the most tiles would need, of which those
+// without a tile end at once.
 #include "kernels/cuda/experts.h"
 
 #include <algorithm>
 
+#include "kernels/cuda/block_scan.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/matmul_order.cuh"
+#include "kernels/cuda/rounded_rows.cuh"
+#include "kernels/cuda/silu.cuh"
 #include "kernels/experts.h"
 
 namespace winnow::kernels::cuda {
@@ -16,25 +22,26 @@ constexpr int kRouteWarps = 4;
 constexpr int kWarp = 32;
 static_assert(kExpertsMax <= kWarp * 32);  // a lane's experts are the bits of a word
 
-__global__ void __launch_bounds__(kRouteWarps* kWarp)
-    RouteKernel(const float* logits, int64_t stride, int32_t rows, int32_t experts,
-                int32_t per_token, bool normalize, int32_t* ids, float* weights,
-                int64_t weights_stride) {
-  LetNextStart();
-  WaitForEarlier();
-  const int32_t lane = threadIdx.x % kWarp;
-  const int32_t row = blockIdx.x * kRouteWarps + threadIdx.x / kWarp;
-  if (row >= rows) return;
-  logits += row * stride;
-  ids += int64_t{row} * per_token;
-  weights += row * weights_stride;
+// A row's experts and their weights, by a warp, whose lanes have up to kMine experts each.
+template <int kMine>
+__device__ __forceinline__ void RouteRow(const float* logits, int32_t experts, int32_t per_token,
+                                         bool normalize, int32_t lane, int32_t* ids,
+                                         float* weights) {
+  float mine[kMine];
   // fmaxf passes over a NaN.
   float largest = -INFINITY;
-  for (int32_t e = lane; e < experts; e += kWarp) largest = fmaxf(largest, logits[e]);
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    const int32_t e = lane + i * kWarp;
+    mine[i] = e < experts ? logits[e] : -INFINITY;
+    largest = fmaxf(largest, mine[i]);
+  }
   largest = WarpMax(largest);
-  const auto mass = [&](int32_t e) { return expf(logits[e] - largest); };
   float all = 0.0f;
-  for (int32_t e = lane; e < experts; e += kWarp) all += mass(e);
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    if (lane + i * kWarp < experts) all += expf(mine[i] - largest);
+  }
   all = WarpSum(all);
 
   uint32_t taken = 0;
@@ -42,9 +49,11 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp)
   for (int32_t slot = 0; slot < per_token; ++slot) {
     float best = -INFINITY;
     int32_t id = experts;
-    for (int32_t e = lane, i = 0; e < experts; e += kWarp, ++i) {
-      const float key = fmaxf(-INFINITY, logits[e]);
-      if ((taken >> i & 1) != 0 || (id < experts && key <= best)) continue;
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      const int32_t e = lane + i * kWarp;
+      const float key = fmaxf(-INFINITY, mine[i]);
+      if (e >= experts || (taken >> i & 1) != 0 || (id < experts && key <= best)) continue;
       best = key;
       id = e;
     }
@@ -60,7 +69,7 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp)
       }
     }
     if (id % kWarp == lane) taken |= 1u << (id / kWarp);
-    const float of_slot = mass(id);
+    const float of_slot = expf(logits[id] - largest);
     chosen += of_slot;
     if (lane == 0) {
       ids[slot] = id;
@@ -70,6 +79,163 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp)
   const float sum = isnan(all) || !normalize ? all : chosen;
   __syncwarp();
   for (int32_t slot = lane; slot < per_token; slot += kWarp) weights[slot] /= sum;
+}
+
+// Experts of a lane that a kernel is made for.
+constexpr int kFewOfLane = 4, kMostOfLane = kExpertsMax / kWarp;
+template <typename Few, typename Most>
+auto ForExperts(int64_t experts, Few few, Most most) {
+  return experts <= int64_t{kFewOfLane} * kWarp ? few : most;
+}
+
+struct Routing {
+  const float* logits;
+  int64_t logits_stride;
+  int32_t rows, experts, per_token, normalize;
+  float* weights;
+  int64_t weights_stride;
+};
+
+template <int kMine>
+__global__ void __launch_bounds__(kRouteWarps* kWarp)
+    RouteKernel(const __grid_constant__ Routing routing, int32_t* ids) {
+  LetNextStart();
+  WaitForEarlier();
+  const int32_t lane = threadIdx.x % kWarp;
+  const int32_t row = blockIdx.x * kRouteWarps + threadIdx.x / kWarp;
+  if (row >= routing.rows) return;
+  RouteRow<kMine>(routing.logits + row * routing.logits_stride, routing.experts, routing.per_token,
+                  routing.normalize != 0, lane, ids + int64_t{row} * routing.per_token,
+                  routing.weights + row * routing.weights_stride);
+}
+
+// One block. A thread has an expert, and then a slot.
+constexpr int kTileThreads = kExpertsMax;
+static_assert(kTiledSlots <= kTileThreads);
+
+template <int kMine>
+__global__ void __launch_bounds__(kTileThreads, 1)
+    RouteToTilesKernel(const __grid_constant__ Routing routing, const void* const* gate_up,
+                       const void* const* down, const __grid_constant__ ExpertTiles tiles) {
+  constexpr int kWarps = kTileThreads / kWarp;
+  __shared__ int32_t ids[kTiledSlots], of_expert[kExpertsMax], first_tile[kExpertsMax];
+  __shared__ uint32_t scan[kWarps];
+  LetNextStart();
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  of_expert[thread] = 0;
+  WaitForEarlier();
+  for (int32_t row = thread / kWarp; row < routing.rows; row += kWarps) {
+    RouteRow<kMine>(routing.logits + row * routing.logits_stride, routing.experts,
+                    routing.per_token, routing.normalize != 0, thread % kWarp,
+                    ids + row * routing.per_token, routing.weights + row * routing.weights_stride);
+  }
+  __syncthreads();
+  // A slot's number among its expert's, in whichever order they come.
+  const int32_t slots = routing.rows * routing.per_token;
+  const bool has_slot = thread < slots;
+  const int32_t number = has_slot ? atomicAdd(&of_expert[ids[thread]], 1) : 0;
+  __syncthreads();
+  const int32_t mine = (of_expert[thread] + kExpertTileRows - 1) / kExpertTileRows;
+  uint32_t count;
+  const auto first =
+      static_cast<int32_t>(BlockExclusiveScan<kWarps>(static_cast<uint32_t>(mine), scan, &count));
+  first_tile[thread] = first;
+  for (int32_t tile = first; tile < first + mine; ++tile) {
+    tiles.gate_up[tile] = gate_up[thread];
+    tiles.down[tile] = down[thread];
+  }
+  const auto places = static_cast<int32_t>(count) * kExpertTileRows;
+  for (int32_t place = thread; place < places; place += kTileThreads) {
+    tiles.row_of_place[place] = -1;
+  }
+  __syncthreads();
+  if (has_slot) {
+    const int32_t place = first_tile[ids[thread]] * kExpertTileRows + number;
+    tiles.place_of_slot[thread] = place;
+    tiles.row_of_place[place] = thread / routing.per_token;
+  }
+  if (thread == 0) *tiles.count = static_cast<int32_t>(count);
+}
+
+// What a tile's row is made of: a row of x, or zeros where its place has none; or silu(gate) * up of its place.
+template <bool kSilu>
+struct TileRow {
+  const float* from;
+  int32_t cols;
+
+  __device__ __forceinline__ TileRow(const float* x, int64_t stride, const int32_t* row_of_place,
+                                     int32_t place, int32_t row_cols)
+      : cols(row_cols) {
+    const int32_t row = kSilu ? place : row_of_place[place];
+    from = row < 0 ? nullptr : x + row * stride;
+  }
+  __device__ __forceinline__ float At(int32_t column) const {
+    if (from == nullptr || column >= cols) return 0.0f;
+    return kSilu ? SiluOf(from[column], from[cols + column]) : from[column];
+  }
+};
+
+// A warp makes a slice of a tile, a lane its 16 bytes (matmul.h).
+template <bool kSilu>
+__global__ void __launch_bounds__(kThreads)
+    OrderTilesKernel(const float* x, int64_t stride, int32_t cols, const int32_t* count,
+                     const int32_t* row_of_place, uint4* to) {
+  LetNextStart();
+  WaitForEarlier();
+  const auto lane = static_cast<int32_t>(threadIdx.x) % kWarp;
+  const auto tile = static_cast<int32_t>(blockIdx.y);
+  const auto slice = static_cast<int32_t>(blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp);
+  const int32_t slices = (cols + kOrderedSlice - 1) / kOrderedSlice;
+  if (slice >= slices || tile >= *count) return;
+  const int32_t place = tile * kExpertTileRows + lane / 4;
+  const TileRow<kSilu> row(x, stride, row_of_place, place, cols);
+  uint32_t pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int32_t column = slice * kOrderedSlice + i * 8 + lane % 4 * 2;
+    pairs[i] = PackBf16(row.At(column), row.At(column + 1));
+  }
+  PutOrdered(to, /*panels=*/false, slices, place, slice, lane % 4, pairs);
+}
+
+// A warp rounds a group of a row (rounded_rows.cuh).
+template <bool kSilu>
+__global__ void __launch_bounds__(kThreads)
+    RoundTilesKernel(const float* x, int64_t stride, int32_t cols, const int32_t* count,
+                     const int32_t* row_of_place, const __grid_constant__ RoundedRows to) {
+  LetNextStart();
+  WaitForEarlier();
+  const auto lane = static_cast<int32_t>(threadIdx.x) % kWarp;
+  const auto place = static_cast<int32_t>(blockIdx.y);
+  const auto group = static_cast<int32_t>(blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp);
+  if (group >= to.groups || place >= *count * kExpertTileRows) return;
+  const TileRow<kSilu> row(x, stride, row_of_place, place, cols);
+  float values[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) values[i] = row.At(group * kGroupValues + lane * 4 + i);
+  PutGroup(to, place, group, lane, values);
+}
+
+template <bool kSilu>
+cudaError_t Order(const DeviceMatrix& x, int64_t cols, const ExpertTiles& tiles, bool rounded,
+                  void* to, const Stream& stream) {
+  const auto blocks = [](int64_t warps) {
+    return static_cast<unsigned>(CeilDiv(warps, kThreads / kWarp));
+  };
+  const int64_t rows = rounded ? tiles.most * kExpertTileRows : tiles.most;
+  if (cols < 1 || cols > INT32_MAX / 2 || rows < 1 || rows > 65535) return cudaErrorInvalidValue;
+  const auto width = static_cast<int32_t>(cols);
+  if (rounded) {
+    const RoundedRows rounded_rows = RoundedRowsOf(to, cols);
+    return Launch(RoundTilesKernel<kSilu>,
+                  dim3(blocks(rounded_rows.groups), static_cast<unsigned>(rows)), kThreads, 0,
+                  stream, false, x.data, x.stride, width, tiles.count, tiles.row_of_place,
+                  rounded_rows);
+  }
+  return Launch(OrderTilesKernel<kSilu>,
+                dim3(blocks(CeilDiv(cols, kOrderedSlice)), static_cast<unsigned>(rows)), kThreads,
+                0, stream, false, x.data, x.stride, width, tiles.count, tiles.row_of_place,
+                static_cast<uint4*>(to));
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -108,20 +274,55 @@ __global__ void __launch_bounds__(kThreads)
   *to = __fadd_rn(*to, sum);
 }
 
+bool IsRefused(const DeviceMatrix& logits, const DeviceMatrix& weights) {
+  return logits.rows > INT32_MAX || logits.cols > kExpertsMax || weights.cols < 1 ||
+         weights.cols > logits.cols || weights.rows < logits.rows;
+}
+
+Routing RoutingOf(const DeviceMatrix& logits, bool normalize, const DeviceMatrix& weights) {
+  return {logits.data,
+          logits.stride,
+          static_cast<int32_t>(logits.rows),
+          static_cast<int32_t>(logits.cols),
+          static_cast<int32_t>(weights.cols),
+          normalize ? 1 : 0,
+          weights.data,
+          weights.stride};
+}
+
 }  // namespace
 
 cudaError_t RouteExperts(const DeviceMatrix& logits, bool normalize, int32_t* ids,
                          const DeviceMatrix& weights, Stream stream) {
-  const int64_t experts = logits.cols, per_token = weights.cols;
-  if (logits.rows > INT32_MAX || experts > kExpertsMax || per_token < 1 || per_token > experts ||
-      weights.rows < logits.rows) {
+  if (IsRefused(logits, weights)) return cudaErrorInvalidValue;
+  if (logits.rows == 0) return cudaSuccess;
+  return Launch(ForExperts(logits.cols, RouteKernel<kFewOfLane>, RouteKernel<kMostOfLane>),
+                static_cast<unsigned>(CeilDiv(logits.rows, kRouteWarps)), kRouteWarps * kWarp, 0,
+                stream, false, RoutingOf(logits, normalize, weights), ids);
+}
+
+cudaError_t RouteToTiles(const DeviceMatrix& logits, bool normalize, const void* const* gate_up,
+                         const void* const* down, const ExpertTiles& tiles,
+                         const DeviceMatrix& weights, Stream stream) {
+  const int64_t slots = logits.rows * weights.cols;
+  if (IsRefused(logits, weights) || slots < 1 || slots > kTiledSlots ||
+      tiles.most < MostExpertTiles(slots, logits.cols)) {
     return cudaErrorInvalidValue;
   }
-  if (logits.rows == 0) return cudaSuccess;
-  return Launch(RouteKernel, static_cast<unsigned>(CeilDiv(logits.rows, kRouteWarps)),
-                kRouteWarps * kWarp, 0, stream, false, logits.data, logits.stride,
-                static_cast<int32_t>(logits.rows), static_cast<int32_t>(experts),
-                static_cast<int32_t>(per_token), normalize, ids, weights.data, weights.stride);
+  return Launch(
+      ForExperts(logits.cols, RouteToTilesKernel<kFewOfLane>, RouteToTilesKernel<kMostOfLane>), 1,
+      kTileThreads, 0, stream, false, RoutingOf(logits, normalize, weights), gate_up, down, tiles);
+}
+
+cudaError_t OrderTiles(const DeviceMatrix& x, const ExpertTiles& tiles, bool rounded, void* to,
+                       Stream stream) {
+  return Order<false>(x, x.cols, tiles, rounded, to, stream);
+}
+
+cudaError_t SiluMulTiles(const DeviceMatrix& gate_up, const ExpertTiles& tiles, bool rounded,
+                         void* to, Stream stream) {
+  if (gate_up.cols % 2 != 0) return cudaErrorInvalidValue;
+  return Order<true>(gate_up, gate_up.cols / 2, tiles, rounded, to, stream);
 }
 
 cudaError_t GatherExpertRows(const DeviceMatrix& x, const int32_t* rows, const DeviceMatrix& out,

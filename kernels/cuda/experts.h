@@ -3,6 +3,8 @@
 #ifndef WINNOW_KERNELS_CUDA_EXPERTS_H_
 #define WINNOW_KERNELS_CUDA_EXPERTS_H_
 
+#include <cstdint>
+
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/layer_ops.h"
 
@@ -17,6 +19,44 @@ namespace winnow::kernels::cuda {
 [[nodiscard]] cudaError_t AddExpertRows(const DeviceMatrix& x, const int32_t* places,
                                         const DeviceMatrix& weights, const DeviceMatrix& y,
                                         Stream stream);
+
+// ---- the same without the host, for the few rows of a decode step ----
+//
+// Slots of rows are put into tiles of up to kExpertTileRows rows that go to one expert: a tile's product reads the expert's W once
+// (MatmulTiles of matmul.h). A row has a place, kExpertTileRows * its tile and then its number in it; places that no row has are
+// zeros. Which place a row has is not the same in every run, and nothing depends on it.
+
+inline constexpr int32_t kExpertTileRows = 8;
+inline constexpr int64_t kTiledSlots = 1024;  // at most
+
+// Tiles that so many slots take at most.
+constexpr int64_t MostExpertTiles(int64_t slots, int64_t experts) {
+  const int64_t some = slots < experts ? slots : experts;  // experts that have a tile, at most
+  return some + (slots - some) / kExpertTileRows;
+}
+
+// In device memory; `most` is MostExpertTiles of the call's slots.
+struct ExpertTiles {
+  int32_t* count = nullptr;          // [1] how many there are
+  const void** gate_up = nullptr;    // [most] W of a tile's expert
+  const void** down = nullptr;       // [most]
+  int32_t* row_of_place = nullptr;   // [most * kExpertTileRows] or -1
+  int32_t* place_of_slot = nullptr;  // [m * per_token]
+  int64_t most = 0;
+};
+
+// RouteExperts, and the tiles. gate_up and down: the matrices of all experts [logits.cols], in device memory. REQUIRES:
+// logits.rows * weights.cols <= kTiledSlots.
+[[nodiscard]] cudaError_t RouteToTiles(const DeviceMatrix& logits, bool normalize,
+                                       const void* const* gate_up, const void* const* down,
+                                       const ExpertTiles& tiles, const DeviceMatrix& weights,
+                                       Stream stream);
+// The rows of tiles as MatmulTiles reads them (OrderedTilesBytes of `to`): x by row_of_place, and silu(gate) * up by place of
+// gate_up [places][2n]. `rounded`: for kInt8.
+[[nodiscard]] cudaError_t OrderTiles(const DeviceMatrix& x, const ExpertTiles& tiles, bool rounded,
+                                     void* to, Stream stream);
+[[nodiscard]] cudaError_t SiluMulTiles(const DeviceMatrix& gate_up, const ExpertTiles& tiles,
+                                       bool rounded, void* to, Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

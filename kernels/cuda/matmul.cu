@@ -184,10 +184,12 @@ constexpr int kStageBytes = kStageSlices * kWTileBytes;
 constexpr int kStreamRing = 6;  // stages of a warp
 constexpr size_t kStreamSharedBytes = size_t{kMatmulSegments} * kStreamRing * kStageBytes;
 
-template <bool kDirect, int kRowTiles>
+// kOfRows: tiles of rows that have a W each, which are known when the kernels before have ended.
+template <bool kDirect, int kRowTiles, bool kOfRows>
 __global__ void __launch_bounds__(kThreads, kStreamBlocks)
-    StreamKernel(const __grid_constant__ Operands args) {
+    StreamKernel(const __grid_constant__ Operands args, const RowTiles of_rows) {
   static_assert(!kDirect || kRowTiles == 1);
+  static_assert(!kOfRows || (!kDirect && kRowTiles == 1));
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   constexpr int kRing = kStreamRing;
   extern __shared__ uint4 rings[];  // [warps][kRing] of kStageBytes
@@ -195,7 +197,13 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
   __shared__ float4
       parts[2][kMatmulSegments][kRowTiles][kLanes];  // of this tile and of the one before
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const int32_t tiles = (args.out + 15) / 16, blocks = static_cast<int32_t>(gridDim.x);
+  int32_t row_tiles = 1;
+  if constexpr (kOfRows) {
+    WaitForEarlier();
+    row_tiles = *of_rows.count;
+  }
+  const int32_t tiles = (args.out + 15) / 16 * row_tiles;
+  const int32_t blocks = static_cast<int32_t>(gridDim.x);
   const int32_t first = min(warp * args.slices_per_segment, args.slices);
   const int32_t last = min(first + args.slices_per_segment, args.slices);
   const int32_t my_tiles = (tiles - static_cast<int32_t>(blockIdx.x) + blocks - 1) / blocks;
@@ -211,7 +219,17 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
   const uint64_t read_once = ReadOnce();
   // Stages are asked for in the order in which they are used, over the borders of tiles.
   int32_t asked = 0, asked_slice = first, asked_slot = 0;
-  const uint4* asked_tile = args.w + int64_t{blockIdx.x} * args.slices * kWTilePieces;
+  auto asked_number = static_cast<int32_t>(blockIdx.x);
+  const auto w_of = [&](int32_t tile) {
+    if constexpr (kOfRows) {
+      const TileOfRows at(tile, row_tiles);
+      return static_cast<const uint4*>(of_rows.w[at.rows]) +
+             int64_t{at.outputs} * args.slices * kWTilePieces;
+    } else {
+      return args.w + int64_t{tile} * args.slices * kWTilePieces;
+    }
+  };
+  const uint4* asked_tile = w_of(asked_number);
   const auto ask = [&] {
     if (asked == stages) return;
     ++asked;
@@ -224,17 +242,18 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
     asked_slice += kStageSlices;
     if (asked_slice >= last) {
       asked_slice = first;
-      asked_tile += int64_t{blocks} * args.slices * kWTilePieces;
+      asked_number += blocks;
+      asked_tile = w_of(asked_number);
     }
     asked_slot = asked_slot + 1 == kRing ? 0 : asked_slot + 1;
   };
   // One stage after the other, while the kernel ahead still runs: 4 MB on their way keep HBM busy, and what that
   // kernel reads would wait behind 25.
   for (int i = 0; i < kRing; ++i) {
-    if (i > 0 && i <= stages) WaitForPhase(barriers_at + 8 * (i - 1), 0);
+    if (!kOfRows && i > 0 && i <= stages) WaitForPhase(barriers_at + 8 * (i - 1), 0);
     ask();
   }
-  WaitForEarlier();
+  if constexpr (!kOfRows) WaitForEarlier();
   LetNextStart();
 
   const uint4* ordered = kDirect ? nullptr : args.x + lane;
@@ -270,6 +289,8 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
   int32_t slot = 0;
   uint32_t parity = 0;
   for (int32_t t = 0; t < my_tiles; ++t) {
+    const TileOfRows here_at(static_cast<int32_t>(blockIdx.x) + t * blocks, row_tiles);
+    if constexpr (kOfRows) ordered = args.x + lane + int64_t{here_at.rows} * next_tile;
     float sums[kRowTiles][4] = {};
     Inputs x[2][kStageSlices];
     load(x[0], first);
@@ -312,8 +333,13 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
     }
     __syncthreads();
     // Each tile another warp: what it adds up here it does not stream.
-    AddSegments(parts[t % 2], args, static_cast<int32_t>(blockIdx.x) + t * blocks,
-                (warp + t) % kMatmulSegments, lane);
+    if constexpr (kOfRows) {
+      AddSegments(parts[t % 2], OfRowTile(args, here_at.rows), here_at.outputs,
+                  (warp + t) % kMatmulSegments, lane);
+    } else {
+      AddSegments(parts[t % 2], args, static_cast<int32_t>(blockIdx.x) + t * blocks,
+                  (warp + t) % kMatmulSegments, lane);
+    }
     if (t == 0) WINNOW_TIMELINE_MARK("its first tile is done");
   }
   WINNOW_TIMELINE_MARK("its tiles are done");
@@ -497,12 +523,12 @@ cudaError_t Tensor(const Operands& operands, bool portable, Stream stream) {
   const auto tiles = static_cast<unsigned>(CeilDiv(operands.out, 16));
   const int32_t m = operands.m;
   if (!portable && Streams(m)) {
-    const auto kernel = operands.x == nullptr ? StreamKernel<true, 1>
-                        : m <= 8              ? StreamKernel<false, 1>
-                                              : StreamKernel<false, 2>;
+    const auto kernel = operands.x == nullptr ? StreamKernel<true, 1, false>
+                        : m <= 8              ? StreamKernel<false, 1, false>
+                                              : StreamKernel<false, 2, false>;
     const auto most = static_cast<unsigned>(CurrentDevice().multiprocessors * kStreamBlocks);
     return LaunchAs({.starts_early = !operands.new_weights}, kernel, std::min(tiles, most),
-                    kThreads, kStreamSharedBytes, stream, operands);
+                    kThreads, kStreamSharedBytes, stream, operands, RowTiles{});
   }
   if (m <= 8) return FewRows<1, 2, 2, 2>(operands, stream);
   if (m <= 16) return FewRows<2, 2, 2, 2>(operands, stream);
@@ -617,6 +643,48 @@ cudaError_t MatmulGated(const MatmulArgs& args, const DeviceWeights& w, const vo
   operands.x = static_cast<const uint4*>(ordered);
   operands.gated = static_cast<uint32_t*>(gated);
   return Multiply(operands, w, false, stream);
+}
+
+bool MultipliesTiles(const DeviceWeights& w) {
+  if (w.out < 1 || w.in < 1) return false;
+  switch (w.way) {
+    case DeviceWeights::Way::kTensor:
+      return Streams(kMatmulTileRows);
+    case DeviceWeights::Way::kBlocks:
+      return StreamsBlocks(kMatmulTileRows, w);
+    case DeviceWeights::Way::kInt8:
+      return HasInt8GroupMatmul();
+    case DeviceWeights::Way::kExact:
+      break;
+  }
+  return false;
+}
+
+size_t OrderedTilesBytes(int64_t tiles, const DeviceWeights& w) {
+  return w.way == DeviceWeights::Way::kInt8
+             ? RoundedBytes(tiles * kMatmulTileRows, w.in)
+             : static_cast<size_t>(tiles * SlicesOf(w.in)) * kLanes * sizeof(uint4);
+}
+
+cudaError_t MatmulTiles(const TiledMatmulArgs& args, const DeviceWeights& w, Stream stream) {
+  if (!MultipliesTiles(w) || args.most < 1 || args.most > kMostRows / kMatmulTileRows ||
+      args.most * CeilDiv(w.out, 16) > INT32_MAX) {
+    return cudaErrorInvalidValue;
+  }
+  const RowTiles rows = {args.count, args.w};
+  const MatmulArgs product = {.m = kMatmulTileRows, .y = args.y, .y_stride = args.y_stride};
+  if (w.way == DeviceWeights::Way::kInt8) {
+    return MatmulRoundedTiles(product, w, args.x, rows, args.most, stream);
+  }
+  Operands operands = OperandsOf(product, w);
+  operands.x = static_cast<const uint4*>(args.x);
+  if (w.way == DeviceWeights::Way::kBlocks) {
+    return MatmulBlocksOfTiles(operands, rows, args.most, w, stream);
+  }
+  const int64_t at_once = CurrentDevice().multiprocessors * kStreamBlocks;
+  return Launch(StreamKernel<false, 1, true>,
+                static_cast<unsigned>(std::min(args.most * CeilDiv(w.out, 16), at_once)), kThreads,
+                kStreamSharedBytes, stream, false, operands, rows);
 }
 
 }  // namespace winnow::kernels::cuda

@@ -119,6 +119,25 @@ struct MatmulArgs {
 [[nodiscard]] cudaError_t MatmulOrdered(const MatmulArgs& args, const DeviceWeights& w,
                                         const void* ordered, Stream stream);
 
+// Products of tiles of eight rows, each with a W of its own, as many as `count` says: what a step's rows have of experts
+// (experts.h). The bits of Matmul with that W.
+inline constexpr int32_t kMatmulTileRows = 8;
+struct TiledMatmulArgs {
+  const void* x = nullptr;  // rows in order, or rounded; a tile's are kMatmulTileRows
+  float* y = nullptr;       // [tiles * kMatmulTileRows][out]
+  int64_t y_stride = 0;
+  const int32_t* count = nullptr;  // in device memory, as is
+  const void* const* w = nullptr;  // [count]
+  int64_t most = 0;                // tiles, at most
+};
+// Whether W of this kind has such products on the current device.
+bool MultipliesTiles(const DeviceWeights& w);
+// Of the rows of `tiles` tiles, in order or rounded.
+size_t OrderedTilesBytes(int64_t tiles, const DeviceWeights& w);
+// `w`: what all have in common; its data is not read. REQUIRES: MultipliesTiles().
+[[nodiscard]] cudaError_t MatmulTiles(const TiledMatmulArgs& args, const DeviceWeights& w,
+                                      Stream stream);
+
 // Whether products of m rows with W, the gates' outputs and then as many of ups, have a kernel on the current device that gates them:
 // more than kMatmulFewRows rows, on Hopper, whole slices of gates; up to kMatmulBatchRows only where there are so many outputs that
 // no tile of them is split (matmul_batch_parts.cuh), and of kBlocks only those.

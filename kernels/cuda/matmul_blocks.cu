@@ -40,9 +40,11 @@ struct Ring {
 };
 
 // kDirect: x as it is, float32; one tile of rows.
-template <WeightType kType, int kRowTiles, bool kDirect>
+// kOfRows: tiles of rows that have a W each, which are known when the kernels before have ended.
+template <WeightType kType, int kRowTiles, bool kDirect, bool kOfRows>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    BlockStreamKernel(const __grid_constant__ BlockOperands operands) {
+    BlockStreamKernel(const __grid_constant__ BlockOperands operands, const RowTiles of_rows) {
+  static_assert(!kOfRows || (!kDirect && kRowTiles == 1));
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   using R = Ring<kType, kRowTiles>;
   constexpr BlockFormat kFormat = BlockFormatOf(kType);
@@ -54,7 +56,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   __shared__ uint64_t barriers[kMatmulSegments][R::kSlots];
   __shared__ float4 parts[R::kPartBuffers][kMatmulSegments][kRowTiles][kLanes];
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const int32_t tiles = (args.out + 15) / 16, blocks = static_cast<int32_t>(gridDim.x);
+  int32_t row_tiles = 1;
+  if constexpr (kOfRows) {
+    WaitForEarlier();
+    row_tiles = *of_rows.count;
+  }
+  const int32_t tiles = (args.out + 15) / 16 * row_tiles;
+  const int32_t blocks = static_cast<int32_t>(gridDim.x);
   const int32_t first = min(warp * args.slices_per_segment, args.slices);
   const int32_t last = min(first + args.slices_per_segment, args.slices);
   const int32_t my_tiles = (tiles - static_cast<int32_t>(blockIdx.x) + blocks - 1) / blocks;
@@ -71,8 +79,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const uint64_t read_once = ReadOnce();
   // Records are asked for in the order in which they are used, over the borders of tiles.
   int32_t asked = 0, asked_slice = first, asked_slot = 0;
-  const std::byte* asked_tile = operands.blocks + int64_t{blockIdx.x} * operands.tile_bytes +
-                                int64_t{warp} * operands.segment_bytes;
+  auto asked_number = static_cast<int32_t>(blockIdx.x);
+  const auto w_of = [&](int32_t tile) {
+    const std::byte* blocks_of = operands.blocks;
+    int32_t outputs = tile;
+    if constexpr (kOfRows) {
+      const TileOfRows at(tile, row_tiles);
+      blocks_of = static_cast<const std::byte*>(of_rows.w[at.rows]);
+      outputs = at.outputs;
+    }
+    return blocks_of + int64_t{outputs} * operands.tile_bytes +
+           int64_t{warp} * operands.segment_bytes;
+  };
+  const std::byte* asked_tile = w_of(asked_number);
   const std::byte* asked_record = asked_tile;
   const auto ask = [&] {
     if (asked == stages) return;
@@ -88,24 +107,24 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     asked_record += bytes;
     if (asked_slice >= last) {
       asked_slice = first;
-      asked_tile += int64_t{blocks} * operands.tile_bytes;
+      asked_number += blocks;
+      asked_tile = w_of(asked_number);
       asked_record = asked_tile;
     }
     asked_slot = asked_slot + 1 == R::kSlots ? 0 : asked_slot + 1;
   };
   // One after the other while the kernel ahead still runs, as in StreamKernel.
   for (int i = 0; i < R::kSlots; ++i) {
-    if (i > 0 && i <= stages) WaitForPhase(barriers_at + 8 * (i - 1), 0);
+    if (!kOfRows && i > 0 && i <= stages) WaitForPhase(barriers_at + 8 * (i - 1), 0);
     ask();
   }
-  WaitForEarlier();
+  if constexpr (!kOfRows) WaitForEarlier();
   LetNextStart();
 
   // With one tile of rows, those past the last one are read as the first: their sums are not used. Slices past a segment's
   // last are not read, nor multiplied.
   const bool has_row = lane / 4 < args.m;
-  const uint4* const ordered =
-      kDirect ? nullptr : args.x + (kRowTiles > 1 || has_row ? lane : lane % 4);
+  const uint4* ordered = kDirect ? nullptr : args.x + (kRowTiles > 1 || has_row ? lane : lane % 4);
   const float* const row =
       kDirect ? args.x_rows + (has_row ? lane / 4 * args.x_stride : 0) + lane % 4 * 2 : nullptr;
   struct Inputs {
@@ -143,6 +162,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   int32_t slot = 0;
   uint32_t parity = 0;
   for (int32_t t = 0; t < my_tiles; ++t) {
+    const TileOfRows here_at(static_cast<int32_t>(blockIdx.x) + t * blocks, row_tiles);
+    if constexpr (kOfRows) ordered = args.x + lane + int64_t{here_at.rows} * args.slices * kLanes;
     float sums[kRowTiles][4] = {};
     Inputs x[2][kStep];
     load(x[0], first, 0, false);
@@ -217,8 +238,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     __syncthreads();
     // Each tile other warps: what they add up here they do not stream.
-    AddSegments(of_tile, args, static_cast<int32_t>(blockIdx.x) + t * blocks,
-                (warp + t) % kMatmulSegments, lane);
+    if constexpr (kOfRows) {
+      AddSegments(of_tile, OfRowTile(args, here_at.rows), here_at.outputs,
+                  (warp + t) % kMatmulSegments, lane);
+    } else {
+      AddSegments(of_tile, args, static_cast<int32_t>(blockIdx.x) + t * blocks,
+                  (warp + t) % kMatmulSegments, lane);
+    }
   }
 #endif
 }
@@ -227,8 +253,9 @@ template <WeightType kType, int kRowTiles, bool kDirect>
 cudaError_t StreamBlocks(const BlockOperands& operands, const Stream& stream) {
   const auto tiles = static_cast<unsigned>(CeilDiv(operands.product.out, kTileOutputs));
   const auto most = static_cast<unsigned>(CurrentDevice().multiprocessors * kBlocks);
-  return Launch(BlockStreamKernel<kType, kRowTiles, kDirect>, std::min(tiles, most), kThreads,
-                Ring<kType, kRowTiles>::kDynamicBytes, stream, false, operands);
+  return Launch(BlockStreamKernel<kType, kRowTiles, kDirect, false>, std::min(tiles, most),
+                kThreads, Ring<kType, kRowTiles>::kDynamicBytes, stream, false, operands,
+                RowTiles{});
 }
 
 // ---- widening ----
@@ -355,6 +382,18 @@ cudaError_t MatmulBlocks(const Operands& operands, const DeviceWeights& w, Strea
     if (operands.m <= 8) return StreamBlocks<kType, 1, false>(all, stream);
     if (operands.m <= 16) return StreamBlocks<kType, 2, false>(all, stream);
     return StreamBlocks<kType, 4, false>(all, stream);
+  });
+}
+
+cudaError_t MatmulBlocksOfTiles(const Operands& operands, const RowTiles& rows, int64_t most,
+                                const DeviceWeights& w, Stream stream) {
+  const BlockOperands all = BlockOperandsOf(operands, w);
+  const int64_t tiles = most * CeilDiv(operands.out, kTileOutputs);
+  const int64_t at_once = CurrentDevice().multiprocessors * kBlocks;
+  return WithBlockType(w.type, [&]<WeightType kType>() {
+    return Launch(BlockStreamKernel<kType, 1, false, true>,
+                  static_cast<unsigned>(std::min(tiles, at_once)), kThreads,
+                  Ring<kType, 1>::kDynamicBytes, stream, false, all, rows);
   });
 }
 

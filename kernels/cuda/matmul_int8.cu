@@ -56,22 +56,14 @@ __global__ void __launch_bounds__(kThreads)
   if (group >= to.groups) return;
   const float* from = x + int64_t{blockIdx.y} * x_stride;
   float values[4];
-  uint32_t largest_bits = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int32_t column = group * kGroupValues + lane * 4 + i;
     values[i] = column >= cols ? 0.0f
                 : kSilu        ? SiluOf(from[column], from[cols + column])
                                : from[column];
-    largest_bits = max(largest_bits, MagnitudeBits(values[i]));
   }
-  const Rounding rounding(__reduce_max_sync(kFullMask, largest_bits));
-  uint32_t word = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) word |= rounding.Of(values[i]) << (8 * i);
-  const int64_t row = first_row + blockIdx.y;
-  *reinterpret_cast<uint32_t*>(FourOf(to, row, group, lane)) = word;
-  if (lane == 0) to.Scale(row, group) = rounding.scale;
+  PutGroup(to, first_row + blockIdx.y, group, lane, values);
 }
 
 template <bool kSilu>
@@ -220,6 +212,14 @@ cudaError_t MatmulRounded(const MatmulArgs& args, const DeviceWeights& w, const 
   const Int8Operands operands = OperandsOf(args, w, rounded);
   if (!args.portable && HasInt8GroupMatmul()) return MatmulInt8ByGroups(operands, stream);
   return MultiplyPlainly(operands, stream);
+}
+
+cudaError_t MatmulRoundedTiles(const MatmulArgs& args, const DeviceWeights& w, const void* rounded,
+                               const RowTiles& rows, int64_t most, Stream stream) {
+  if (!IsInt8(w) || !HasInt8GroupMatmul()) return cudaErrorInvalidValue;
+  Int8Operands operands = OperandsOf(args, w, rounded);
+  operands.of_rows = rows;
+  return MatmulInt8OfTiles(operands, most, stream);
 }
 
 bool GatesRounded(int64_t m, const DeviceWeights& w) {

@@ -21,6 +21,8 @@ struct Int8Operands {
   int32_t unused = 0;
   // In place of y: silu(gate) * up, rounded; or no panels. W is gates, then ups.
   RoundedRows gated = {};
+  // In place of w: each of these tiles of rows has its own, and m is a tile's.
+  RowTiles of_rows = {};
 };
 
 // The place of the scales of outputs i and i + 8, of the tile-th 16, in a panel of W.
@@ -39,10 +41,11 @@ __device__ __forceinline__ void AddGroup(const int32_t (&products)[4], float2 of
   }
 }
 
-// Whether the current device has the kernels of matmul_int8_wgmma.cu.
-bool HasInt8GroupMatmul();
 // REQUIRES: HasInt8GroupMatmul(); for `gated` what GatesRounded() says.
 [[nodiscard]] cudaError_t MatmulInt8ByGroups(const Int8Operands& operands, Stream stream);
+// REQUIRES: HasInt8GroupMatmul(), and operands.of_rows, tiles of kMatmulTileRows rows; `most`: as many at most.
+[[nodiscard]] cudaError_t MatmulInt8OfTiles(const Int8Operands& operands, int64_t most,
+                                            Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

@@ -70,12 +70,17 @@ constexpr int kFillRegisters = 40;
 // Rows up to which tiles of 32 outputs pay: each block reads all rows beside its part of W.
 constexpr int32_t kNarrowRows = 4;
 
-// kMultipliers: warpgroups that multiply; kRows: of a tile; kTileOutputs: outputs of a warpgroup, 64 or 32.
-template <int kMultiplierGroups, int kTileRows, int kTileOutputs = kPanelRows, bool kGates = false>
+// kMultipliers: warpgroups that multiply; kRows: of a tile; kTileOutputs: outputs of a warpgroup, 64 or 32; kOfRows: tiles of rows
+// that have a W each, which are known when the kernels before have ended.
+template <int kMultiplierGroups, int kTileRows, int kTileOutputs = kPanelRows, bool kGates = false,
+          bool kTilesOfRows = false>
 struct Shape {
   static constexpr int kMultipliers = kMultiplierGroups, kRows = kTileRows;
   static constexpr int kClusterBlocks = kMultipliers == 2 ? 2 : 1;
   static constexpr bool kWholePanels = kTileOutputs == kPanelRows;
+  static constexpr bool kOfRows = kTilesOfRows;
+  static_assert(!kOfRows ||
+                (kWholePanels && kTileRows == kMatmulTileRows && kPanelRows % kTileRows == 0));
   static_assert(kWholePanels || (kMultipliers == 1 && kTileOutputs < kPanelRows));
   static constexpr int kPanels = (kRows + kPanelRows - 1) / kPanelRows;
   static constexpr int kMyPanels = kPanels / kClusterBlocks;  // that a block copies
@@ -120,8 +125,14 @@ struct Shape {
 };
 
 template <typename S>
-__device__ __forceinline__ void PlaceTile(const Raster& raster, int32_t tile, int rank,
-                                          int32_t& first_row, int32_t& outputs) {
+__device__ __forceinline__ void PlaceTile(const Raster& raster, int32_t row_tiles, int32_t tile,
+                                          int rank, int32_t& first_row, int32_t& outputs) {
+  if constexpr (S::kOfRows) {
+    const TileOfRows at(tile, row_tiles);
+    first_row = at.rows * S::kRows;
+    outputs = at.outputs;
+    return;
+  }
   int32_t row_tile, output_tile;
   raster.Place(tile, row_tile, output_tile);
   first_row = row_tile * S::kRows;
@@ -246,7 +257,12 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   }
   const auto first_tile = static_cast<int32_t>(blockIdx.x) / kClusterBlocks;
   const auto clusters = static_cast<int32_t>(gridDim.x) / kClusterBlocks;
-  const auto all_tiles = static_cast<int32_t>(raster.count());
+  int32_t row_tiles = 1;
+  if constexpr (S::kOfRows) {
+    WaitForEarlier();
+    row_tiles = *operands.of_rows.count;
+  }
+  const auto all_tiles = static_cast<int32_t>(raster.count()) * row_tiles;
   if (warp >= S::kWarps) {
     if constexpr (S::kMultiplyRegisters > 0) GiveUpRegisters<kFillRegisters>();
     // A stage's copies: those of W, then of this block's panels their integers, then their scales. A warp makes one of W, which need
@@ -288,22 +304,32 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     const uint8_t* from[kMost];
     const auto begin = [&](int32_t tile) {
       int32_t first_row, outputs;
-      PlaceTile<S>(raster, tile, rank, first_row, outputs);
+      PlaceTile<S>(raster, row_tiles, tile, rank, first_row, outputs);
+      const uint8_t* w = operands.w;
+      if constexpr (S::kOfRows) {
+        w = static_cast<const uint8_t*>(operands.of_rows.w[first_row / S::kRows]);
+      }
       each([&](int i, int copy) {
-        if (copy >= S::kWCopies) {
+        if (S::kOfRows && copy >= S::kWCopies) {
+          const int32_t in_panel = first_row % kPanelRows;
+          from[i] = reinterpret_cast<const uint8_t*>(args.x) +
+                    int64_t{first_row / kPanelRows} * groups * kRoundedPanelBytes +
+                    (copy >= S::kWCopies + S::kMyPanels ? kIntegerBytes + in_panel * 4
+                                                        : in_panel * kGroupValues);
+        } else if (copy >= S::kWCopies) {
           const int panel = rank * S::kMyPanels + (copy - S::kWCopies) % S::kMyPanels;
           from[i] = reinterpret_cast<const uint8_t*>(args.x) +
                     int64_t{min(first_row / kPanelRows + panel, last_panel)} * groups *
                         kRoundedPanelBytes +
                     (copy >= S::kWCopies + S::kMyPanels ? kIntegerBytes : 0);
         } else if (S::kGated) {
-          from[i] = operands.w + int64_t{outputs + copy * (args.out / 2 / kPanelRows)} * groups *
-                                     kRoundedPanelBytes;
+          from[i] = w + int64_t{outputs + copy * (args.out / 2 / kPanelRows)} * groups *
+                            kRoundedPanelBytes;
         } else if (S::kWholePanels) {
-          from[i] = operands.w + int64_t{min(outputs * S::kMultipliers + copy, last_w)} * groups *
-                                     kRoundedPanelBytes;
+          from[i] = w + int64_t{min(outputs * S::kMultipliers + copy, last_w)} * groups *
+                            kRoundedPanelBytes;
         } else {
-          from[i] = operands.w + int64_t{outputs / S::kPanelTiles} * groups * kRoundedPanelBytes +
+          from[i] = w + int64_t{outputs / S::kPanelTiles} * groups * kRoundedPanelBytes +
                     (copy == 0 ? 0 : kIntegerBytes) +
                     outputs % S::kPanelTiles * (copy == 0 ? S::kWPanelBytes : S::kWScaleBytes);
         }
@@ -339,7 +365,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       stage.Next();
     };
     // W does not wait for the kernel before, as far as stages are free. All tiles have rows: the first has a group.
-    const int32_t early = filler < S::kWCopies && !args.new_weights ? min(S::kStages, groups) : 0;
+    const int32_t early =
+        !S::kOfRows && filler < S::kWCopies && !args.new_weights ? min(S::kStages, groups) : 0;
     if (filler < kCopies && first_tile < all_tiles && IsElected()) {
       begin(first_tile);
       for (int32_t group = 0; group < early; ++group) copy_group(group);
@@ -375,7 +402,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     [[maybe_unused]] InTurn<2> exchange;  // of largest magnitudes
     for (int32_t tile = first_tile; tile < all_tiles; tile += clusters) {
       int32_t first_row, outputs;
-      PlaceTile<S>(raster, tile, rank, first_row, outputs);
+      PlaceTile<S>(raster, row_tiles, tile, rank, first_row, outputs);
       float sums[S::kParts][kRowTiles][4];
 #pragma unroll
       for (int part = 0; part < S::kParts; ++part) SetTile(sums[part], 0.0f);
@@ -452,13 +479,20 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         const bool has_outputs = warp * 16 < S::kOutputs;
         const int32_t output =
             has_outputs ? outputs * S::kOutputs + warp * 16 + lane / 4 : args.out;
-        const int32_t row = first_row + lane % 4 * 2;
         AddBias(args, output, output + 8, sums[0]);
-        if (has_outputs && (outputs + 1) * S::kOutputs <= args.out &&
-            first_row + S::kRows <= args.m) {
-          WriteTile<true>(args, output, row, sums[0]);
+        const auto write = [&](const Operands& product, int32_t first) {
+          const int32_t row = first + lane % 4 * 2;
+          if (has_outputs && (outputs + 1) * S::kOutputs <= args.out &&
+              first + S::kRows <= args.m) {
+            WriteTile<true>(product, output, row, sums[0]);
+          } else {
+            WriteTile<false>(product, output, row, sums[0]);
+          }
+        };
+        if constexpr (S::kOfRows) {
+          write(OfRowTile(args, first_row / S::kRows), 0);
         } else {
-          WriteTile<false>(args, output, row, sums[0]);
+          write(args, first_row);
         }
       }
     }
@@ -472,13 +506,14 @@ Raster RasterFor(const Int8Operands& operands) {
   return RasterOf(operands.product, S::kRows, S::kClusterBlocks * S::kOutputs, kBandRows);
 }
 
+// `most`: tiles of rows beside those of the raster, at most.
 template <typename S>
-cudaError_t LaunchTiles(const Int8Operands& operands, const Stream& stream) {
+cudaError_t LaunchTiles(const Int8Operands& operands, const Stream& stream, int64_t most = 1) {
   const Raster raster = RasterFor<S>(operands);
   const int64_t at_once = CurrentDevice().multiprocessors;
   return LaunchAs({.starts_early = true}, Int8GroupsKernel<S>,
-                  dim3(static_cast<unsigned>(std::min(raster.count(), at_once))), S::kThreads,
-                  S::kSharedBytes, stream, operands, raster);
+                  dim3(static_cast<unsigned>(std::min(raster.count() * most, at_once))),
+                  S::kThreads, S::kSharedBytes, stream, operands, raster);
 }
 
 template <int kTileRows>
@@ -521,6 +556,11 @@ cudaError_t MatmulInt8ByGroups(const Int8Operands& operands, Stream stream) {
   if (m <= kMatmulBatchRows) return LaunchBatch<128>(operands, stream);
   return operands.gated.panels == nullptr ? LaunchPrompt<false>(operands, stream)
                                           : LaunchPrompt<true>(operands, stream);
+}
+
+cudaError_t MatmulInt8OfTiles(const Int8Operands& operands, int64_t most, Stream stream) {
+  using OfRows = Shape<1, kMatmulTileRows, kPanelRows, /*kGates=*/false, /*kTilesOfRows=*/true>;
+  return LaunchTiles<OfRows>(operands, stream, most);
 }
 
 }  // namespace winnow::kernels::cuda

@@ -56,6 +56,27 @@ struct Operands {
   }
 };
 
+// Tiles of rows that have a W each (MatmulTiles of matmul.h), in kernels whose blocks take one tile of outputs after the other:
+// those of all rows' first outputs come first, so that rows of one expert read its W at about the same time. Without a count
+// there is one W for all rows.
+struct RowTiles {
+  const int32_t* count;
+  const void* const* w;
+};
+struct TileOfRows {
+  int32_t outputs, rows;  // numbers of a tile of outputs and of one of rows
+
+  __device__ __forceinline__ TileOfRows(int32_t tile, int32_t row_tiles)
+      : outputs(tile / row_tiles), rows(tile - outputs * row_tiles) {}
+};
+
+// A product of one of these tiles of rows.
+__device__ __forceinline__ Operands OfRowTile(const Operands& args, int32_t rows) {
+  Operands product = args;
+  product.y += int64_t{rows} * kMatmulTileRows * args.y_stride;
+  return product;
+}
+
 __device__ __forceinline__ void MultiplyAddTile(float (&sums)[4], const WFragments& w,
                                                 const uint4& x) {
   MultiplyAdd16x8x16(sums, w.of[0], x.x, x.y);
@@ -249,6 +270,17 @@ bool HasGroupMatmul();
                                        Stream stream);
 // Whether MatmulBlocks() has a kernel that gates m rows. REQUIRES: m > kMatmulFewRows, StreamsBlocks(m, w), and whole slices of gates.
 bool GatesBlocks(int64_t m, const DeviceWeights& w);
+
+// MatmulTiles() of matmul.h. `operands.m` is that of a tile, and `most` how many there are at most.
+[[nodiscard]] cudaError_t MatmulBlocksOfTiles(const Operands& operands, const RowTiles& rows,
+                                              int64_t most, const DeviceWeights& w, Stream stream);
+
+// Whether the current device has the kernels of matmul_int8_wgmma.cu.
+bool HasInt8GroupMatmul();
+// MatmulTiles() of kInt8. REQUIRES: HasInt8GroupMatmul().
+[[nodiscard]] cudaError_t MatmulRoundedTiles(const MatmulArgs& args, const DeviceWeights& w,
+                                             const void* rounded, const RowTiles& rows,
+                                             int64_t most, Stream stream);
 
 // REQUIRES: kExact, and m >= 1.
 [[nodiscard]] cudaError_t MatmulExact(const MatmulArgs& args, const DeviceWeights& w,

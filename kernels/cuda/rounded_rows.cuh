@@ -69,6 +69,20 @@ __device__ __forceinline__ uint32_t MagnitudeBits(float value) {
   return __float_as_uint(value) & 0x7fffffffu;
 }
 
+// Rounds and writes a group of a row; a warp's, of which a lane has four neighbours.
+__device__ __forceinline__ void PutGroup(const RoundedRows& to, int64_t row, int32_t group,
+                                         int lane, const float (&values)[4]) {
+  uint32_t largest_bits = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) largest_bits = max(largest_bits, MagnitudeBits(values[i]));
+  const Rounding rounding(__reduce_max_sync(kFullMask, largest_bits));
+  uint32_t word = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word |= rounding.Of(values[i]) << (8 * i);
+  *reinterpret_cast<uint32_t*>(FourOf(to, row, group, lane)) = word;
+  if (lane == 0) to.Scale(row, group) = rounding.scale;
+}
+
 }  // namespace winnow::kernels::cuda
 
 #endif  // WINNOW_KERNELS_CUDA_ROUNDED_ROWS_CUH_

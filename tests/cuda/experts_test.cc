@@ -83,6 +83,32 @@ class CudaExpertsTest : public CudaBackendFixture {
     return result;
   }
 
+  std::vector<ExpertMatrices> MatricesOf(const Layer& layer) {
+    std::vector<ExpertMatrices> matrices;
+    for (size_t e = 0; e < layer.down.size(); ++e) {
+      matrices.push_back({layer.gate_up[e].get(), layer.down[e].get()});
+    }
+    return matrices;
+  }
+  // Add() without the host; whether it was done.
+  bool AddOnDevice(const Layer& layer, const ExpertSet& set, Matrix& normed, const Matrix& states,
+                   int64_t m, int64_t per_token, Matrix& result) {
+    result = Matrix(m, normed.cols());
+    Matrix logits(m, static_cast<int64_t>(layer.down.size()), 0);
+    for (int64_t i = 0; i < m; ++i) std::copy_n(states.row(i), normed.cols(), result.row(i));
+    auto of_normed = Put(normed), of_result = Put(result), of_logits = Put(logits);
+    const Tensor x = of_normed.tensor.RowRange(0, m);
+    backend_->Matmul(x, *layer.router, of_logits.tensor, {});
+    const bool done = backend_->AddRoutedExperts({.experts = set,
+                                                  .per_token = static_cast<int32_t>(per_token),
+                                                  .normalize = true,
+                                                  .logits = of_logits.tensor,
+                                                  .normed = x,
+                                                  .hidden = of_result.tensor});
+    of_result.Fetch();
+    return done;
+  }
+
   struct Routed {
     std::vector<int32_t> ids;
     Matrix weights;
@@ -211,6 +237,102 @@ TEST_F(CudaExpertsTest, ARowOfALayerHasTheSameBitsAloneAndAmongOthers) {
       }
     }
   }
+}
+
+// Few rows, whose tiles the device makes: the bits of the products that the host asks for, in every form.
+TEST_F(CudaExpertsTest, RowsThatTheDeviceRoutesHaveTheBitsOfThoseOfTheHost) {
+  SCOPED_TRACE(Seed());
+  for (const WeightType type :
+       {WeightType::kBF16, WeightType::kQ4_0, WeightType::kQ8_0, WeightType::kQ4K, WeightType::kQ6K,
+        WeightType::kI4x32, WeightType::kI4x128, WeightType::kL4x32, WeightType::kF8x128,
+        WeightType::kI8x128}) {
+    for (int round = 0; round < 4; ++round) {
+      // Few experts have several tiles each, many one or none. A product's last outputs and inner values may be part of a tile.
+      const int64_t experts = round == 0 ? random_.Int(1, 8) : random_.Int(20, 140);
+      const int64_t per_token = random_.Int(1, std::min<int64_t>(experts, 8));
+      const int64_t step = BlockSizeOf(type).values > 32 ? 256 : 32;
+      const int64_t hidden = step * random_.Int(1, 1024 / step);
+      const int64_t width = step * random_.Int(1, 512 / step);
+      const Layer layer = AnyLayer(experts, hidden, width, type);
+      const auto set = backend_->MakeExpertSet(MatricesOf(layer));
+      ASSERT_NE(set, nullptr);
+      const int64_t most = std::min<int64_t>(1024, experts * 8) / per_token;
+      for (const int64_t m : {int64_t{1}, std::min<int64_t>(random_.Int(2, 9), most), most}) {
+        SCOPED_TRACE(testing::Message()
+                     << WeightTypeName(type) << ", " << m << " rows to " << per_token << " of "
+                     << experts << ", " << hidden << " by " << width);
+        Matrix normed = Matrix::Normal(random_, m, hidden, 1.0f, 4);
+        // Rows that all go to the same experts, whose tiles are full then.
+        if (round % 2 == 0) {
+          for (int64_t i = 1; i < m; ++i) {
+            for (int64_t j = 0; j < hidden; ++j) {
+              normed.row(i)[j] = normed.row(0)[j] * static_cast<float>(1 + i);
+            }
+          }
+        }
+        const Matrix states = Matrix::Normal(random_, m, hidden);
+        Matrix actual(m, hidden);
+        ASSERT_TRUE(AddOnDevice(layer, *set, normed, states, m, per_token, actual));
+        const Matrix expected = Add(layer, normed, states, 0, m, per_token);
+        for (int64_t i = 0; i < m; ++i) {
+          ASSERT_TRUE(SameBits(actual, i, expected, i)) << "row " << i;
+        }
+        EXPECT_TRUE(actual.GuardsIntact());
+      }
+    }
+  }
+}
+
+TEST_F(CudaExpertsTest, ABrokenRowHarmsNoOther) {
+  SCOPED_TRACE(Seed());
+  for (const WeightType type : {WeightType::kBF16, WeightType::kL4x32, WeightType::kI8x128}) {
+    const int64_t m = 16, hidden = 256;
+    const Layer layer = AnyLayer(8, hidden, 128, type);
+    const auto set = backend_->MakeExpertSet(MatricesOf(layer));
+    ASSERT_NE(set, nullptr);
+    Matrix normed = Matrix::Normal(random_, m, hidden);
+    const Matrix states = Matrix::Normal(random_, m, hidden);
+    Matrix whole(m, hidden), broken(m, hidden);
+    ASSERT_TRUE(AddOnDevice(layer, *set, normed, states, m, 4, whole));
+    const int64_t row = random_.Int(0, m - 1);
+    normed.row(row)[random_.Int(0, hidden - 1)] = NAN;
+    ASSERT_TRUE(AddOnDevice(layer, *set, normed, states, m, 4, broken));
+    for (int64_t i = 0; i < m; ++i) {
+      if (i != row) {
+        EXPECT_TRUE(SameBits(broken, i, whole, i)) << "row " << i << " beside " << row;
+      }
+    }
+    EXPECT_TRUE(std::isnan(broken.row(row)[0]));
+  }
+}
+
+TEST_F(CudaExpertsTest, TheHostRoutesWhatTheDeviceDoesNot) {
+  const Layer layer = AnyLayer(8, 256, 128, WeightType::kBF16);
+  const auto set = backend_->MakeExpertSet(MatricesOf(layer));
+  ASSERT_NE(set, nullptr);
+  Matrix normed = Matrix::Normal(random_, 33, 256), result(33, 256);
+  const Matrix states = Matrix::Normal(random_, 33, 256);
+  EXPECT_TRUE(AddOnDevice(layer, *set, normed, states, 32, 2, result));
+  EXPECT_FALSE(AddOnDevice(layer, *set, normed, states, 33, 2, result));
+  EXPECT_TRUE(SameBits(result, states));  // nothing is done
+
+  // Matrices that are not of one kind, or of several parts, or exact.
+  const Layer other = AnyLayer(1, 256, 128, WeightType::kQ8_0);
+  std::vector<ExpertMatrices> matrices = MatricesOf(layer);
+  matrices[3].down = other.down[0].get();
+  EXPECT_EQ(backend_->MakeExpertSet(matrices), nullptr);
+  const BlockMatrix gate(random_, 128, 256, WeightType::kQ8_0),
+      up(random_, 128, 256, WeightType::kQ4_0);
+  const auto mixed = backend_->PackStored({{gate.stored(), up.stored()}}, DType::kBF16);
+  EXPECT_EQ(
+      backend_->MakeExpertSet(std::vector<ExpertMatrices>{{mixed.get(), other.down[0].get()}}),
+      nullptr);
+  const FileMatrix gate_up(random_, 256, 256, DType::kF32, 0.1f),
+      down(random_, 256, 128, DType::kF32, 0.1f);
+  const auto exact = backend_->Pack({{gate_up.host()}}, DType::kF32);
+  const auto exact_down = backend_->Pack({{down.host()}}, DType::kF32);
+  EXPECT_EQ(backend_->MakeExpertSet(std::vector<ExpertMatrices>{{exact.get(), exact_down.get()}}),
+            nullptr);
 }
 
 }  // namespace
