@@ -80,6 +80,14 @@ __device__ __forceinline__ void CopyAsync16(uint32_t shared, const void* global,
                "r"(bytes)
                : "memory");
 }
+// 4, 8 or 16 bytes, by way of L1.
+template <int kBytes>
+__device__ __forceinline__ void CopyAsync(uint32_t shared, const void* global, bool wanted) {
+  const int bytes = wanted ? kBytes : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global),
+               "n"(kBytes), "r"(bytes)
+               : "memory");
+}
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

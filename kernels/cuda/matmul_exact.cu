@@ -1,5 +1,10 @@
-// Mapping, kExact: W as [in / 4][out] groups of four values; a thread is an output, a block 128 of
-// them and up to 16 rows, whose x lies in shared memory and is read by all lanes at once.
+// Mapping, kExact: W as [in / 4][out] groups of four values. An element of y is one chain of additions, which takes its time however
+// many units there are; so a thread has an output and the chains of four rows, a warp 32 outputs, and a block up to 16 rows. Both
+// operands come through a ring in shared memory, where all lanes read x at once; all four warps fill it, also those without a row.
+//
+// A router's product, 128 outputs of 2048 values, bfloat16, in a step (H200, us; 2026-11-29):            1 row   8 rows
+//   a block of 128 outputs and 16 rows, W read where it is used                                          54      250
+//   as it is, but blocks of as many warps as rows need, which then wait for their own copies             39       35
 #include <algorithm>
 
 #include "kernels/cuda/device_math.cuh"
@@ -47,8 +52,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-constexpr int kExactThreads = 128;
-constexpr int kExactDepth = 256;  // inner values of x in shared memory at a time
+constexpr int kExactRows = 4;  // of a thread
+constexpr int kExactWarps = 4;
+constexpr int kExactThreads = kExactWarps * kLanes;
+constexpr int kExactBlockRows = kExactWarps * kExactRows;
+constexpr int kExactGroups = 32;  // of a stage of the ring
+constexpr int kExactDepth = kExactGroups * 4;
+constexpr int kExactStages = 4;
 
 template <DType kStorage>
 struct Group;  // four values
@@ -77,79 +87,134 @@ struct Group<DType::kF16> {
   }
 };
 
-template <DType kStorage, int kRows>
+template <DType kStorage>
+struct ExactStage {
+  Group<kStorage> w[kExactGroups][kLanes];
+  float4 x[kExactBlockRows][kExactGroups];
+};
+
+template <DType kStorage>
 __global__ void __launch_bounds__(kExactThreads)
     ExactKernel(const __grid_constant__ MatmulArgs args, const Group<kStorage>* w, int32_t in,
                 int32_t out) {
-  __shared__ float4 x[kRows][kExactDepth / 4];
-  const int32_t output =
-      static_cast<int32_t>(blockIdx.x) * kExactThreads + static_cast<int32_t>(threadIdx.x);
-  const int64_t first_row = int64_t{blockIdx.y} * kRows;
-  const int rows = static_cast<int>(min(int64_t{kRows}, args.m - first_row));
-  float sums[kRows] = {};
-  for (int32_t depth = 0; depth < in; depth += kExactDepth) {
-    __syncthreads();
-    auto* values = reinterpret_cast<float*>(x);
-    for (int i = threadIdx.x; i < kRows * kExactDepth; i += kExactThreads) {
-      const int row = i / kExactDepth;
-      const int32_t column = depth + i % kExactDepth;
-      values[i] =
-          row < rows && column < in ? args.x[(first_row + row) * args.x_stride + column] : 0.0f;
-    }
-    __syncthreads();
-    if (output >= out) continue;
-    const int32_t count = min(kExactDepth, in - depth);
-    const Group<kStorage>* group = w + int64_t{depth / 4} * out + output;
-    for (int32_t k = 0; k < count / 4; ++k) {
-      float weights[4];
-      group[int64_t{k} * out].Widen(weights);
+  using Stage = ExactStage<kStorage>;
+  extern __shared__ uint4 dynamic[];
+  auto* const ring = reinterpret_cast<Stage*>(dynamic);  // [kExactStages]
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const int32_t warp = thread / kLanes, lane = thread % kLanes;
+  const int32_t output = static_cast<int32_t>(blockIdx.x) * kLanes + lane;
+  const int64_t first_row = int64_t{blockIdx.y} * kExactBlockRows;
+  const auto rows = static_cast<int32_t>(min(int64_t{kExactBlockRows}, args.m - first_row));
+  const int32_t stages = (in + kExactDepth - 1) / kExactDepth;
+
+  // Of outputs and inner values that do not exist zeros.
+  const auto copy_w = [&](int32_t stage) {
+    Stage& to = ring[stage % kExactStages];
+    const int32_t first = stage * kExactGroups + warp;
+    const Group<kStorage>* from = w + int64_t{first} * out + output;
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const float4 of_x = x[r][k];
-        sums[r] = __fmaf_rn(of_x.x, weights[0], sums[r]);
-        sums[r] = __fmaf_rn(of_x.y, weights[1], sums[r]);
-        sums[r] = __fmaf_rn(of_x.z, weights[2], sums[r]);
-        sums[r] = __fmaf_rn(of_x.w, weights[3], sums[r]);
+    for (int32_t k = 0; k < kExactGroups; k += kExactWarps) {
+      const bool exists = output < out && (first + k) * 4 < in;
+      CopyAsync<sizeof(Group<kStorage>)>(SharedAddress(&to.w[k + warp][lane]), exists ? from : w,
+                                         exists);
+      from += int64_t{kExactWarps} * out;
+    }
+  };
+  // Rows that do not exist are nobody's.
+  const auto copy_x = [&](int32_t stage) {
+    static_assert(kExactThreads == kExactDepth);
+    auto* const to = reinterpret_cast<float*>(ring[stage % kExactStages].x) + thread;
+    const int32_t column = stage * kExactDepth + thread;
+    const bool exists = column < in;
+    const float* from = exists ? args.x + first_row * args.x_stride + column : args.x;
+    for (int32_t row = 0; row < rows; ++row) {
+      CopyAsync<sizeof(float)>(SharedAddress(to + row * kExactDepth), from, exists);
+      if (exists) from += args.x_stride;
+    }
+    CommitCopies();
+  };
+  for (int32_t s = 0; s < kExactStages - 1; ++s) copy_w(s);
+  WaitForEarlier();
+  LetNextStart();
+  for (int32_t s = 0; s < kExactStages - 1; ++s) copy_x(s);
+
+  struct Values {
+    Group<kStorage> w;
+    float4 x[kExactRows];
+  };
+  float sums[kExactRows] = {};
+  const auto add = [&](const Values& values, int count) {
+    float weights[4];
+    values.w.Widen(weights);
+#pragma unroll
+    for (int r = 0; r < kExactRows; ++r) {
+      const float4& x = values.x[r];
+      sums[r] = __fmaf_rn(x.x, weights[0], sums[r]);
+      if (count > 1) sums[r] = __fmaf_rn(x.y, weights[1], sums[r]);
+      if (count > 2) sums[r] = __fmaf_rn(x.z, weights[2], sums[r]);
+      if (count > 3) sums[r] = __fmaf_rn(x.w, weights[3], sums[r]);
+    }
+  };
+  for (int32_t stage = 0; stage < stages; ++stage) {
+    WaitForCopies<kExactStages - 2>();
+    __syncthreads();  // this stage is here, and the one before has been read
+    copy_w(stage + kExactStages - 1);
+    copy_x(stage + kExactStages - 1);
+    if (warp * kExactRows >= rows) continue;
+    const Stage& here = ring[stage % kExactStages];
+    const auto load = [&](int32_t k, Values& to) {
+      to.w = here.w[k][lane];
+#pragma unroll
+      for (int r = 0; r < kExactRows; ++r) to.x[r] = here.x[warp * kExactRows + r][k];
+    };
+    const int32_t count = min(kExactDepth, in - stage * kExactDepth);
+    if (count == kExactDepth) {
+      // The next two groups are read while two are added.
+      Values values[2][2];
+      load(0, values[0][0]);
+      load(1, values[0][1]);
+#pragma unroll
+      for (int32_t k = 0; k < kExactGroups; k += 2) {
+        Values(&now)[2] = values[k / 2 % 2], (&next)[2] = values[(k / 2 + 1) % 2];
+        if (k + 2 < kExactGroups) {
+          load(k + 2, next[0]);
+          load(k + 3, next[1]);
+        }
+        add(now[0], 4);
+        add(now[1], 4);
       }
-    }
-    if (count % 4 != 0) {  // only the last depth: nothing may be added past the last value
-      float weights[4];
-      group[int64_t{count / 4} * out].Widen(weights);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const float4 v = x[r][count / 4];
-        sums[r] = __fmaf_rn(v.x, weights[0], sums[r]);
-        if (count % 4 > 1) sums[r] = __fmaf_rn(v.y, weights[1], sums[r]);
-        if (count % 4 > 2) sums[r] = __fmaf_rn(v.z, weights[2], sums[r]);
+    } else {
+      Values values;
+      for (int32_t k = 0; k < count / 4; ++k) {
+        load(k, values);
+        add(values, 4);
+      }
+      if (count % 4 != 0) {  // nothing may be added past the last value
+        load(count / 4, values);
+        add(values, count % 4);
       }
     }
   }
   if (output >= out) return;
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    if (r < rows) {
-      Finish(sums[r], output, static_cast<int32_t>(first_row) + r, args.bias, args.accumulate,
+  for (int r = 0; r < kExactRows; ++r) {
+    const int32_t row = warp * kExactRows + r;
+    if (row < rows) {
+      Finish(sums[r], output, static_cast<int32_t>(first_row) + row, args.bias, args.accumulate,
              args.y, args.y_stride);
     }
   }
 }
 
-template <DType kStorage, int kRows>
-cudaError_t LaunchExact(const MatmulArgs& args, const DeviceWeights& w, Stream stream) {
-  const int64_t row_blocks = CeilDiv(args.m, kRows);
-  if (row_blocks > 65535) return cudaErrorInvalidValue;
-  const dim3 grid(static_cast<unsigned>(CeilDiv(w.out, kExactThreads)),
-                  static_cast<unsigned>(row_blocks));
-  return LaunchBehind(ExactKernel<kStorage, kRows>, grid, kExactThreads, 0, stream, args,
-                      static_cast<const Group<kStorage>*>(w.data), static_cast<int32_t>(w.in),
-                      static_cast<int32_t>(w.out));
-}
-
 template <DType kStorage>
 cudaError_t Exact(const MatmulArgs& args, const DeviceWeights& w, Stream stream) {
-  if (args.m == 1) return LaunchExact<kStorage, 1>(args, w, stream);
-  if (args.m <= 4) return LaunchExact<kStorage, 4>(args, w, stream);
-  return LaunchExact<kStorage, 16>(args, w, stream);
+  const int64_t row_blocks = CeilDiv(args.m, kExactBlockRows);
+  if (row_blocks > 65535) return cudaErrorInvalidValue;
+  const dim3 grid(static_cast<unsigned>(CeilDiv(w.out, kLanes)), static_cast<unsigned>(row_blocks));
+  return LaunchAs({.starts_early = !args.new_weights}, ExactKernel<kStorage>, grid, kExactThreads,
+                  sizeof(ExactStage<kStorage>) * kExactStages, stream, args,
+                  static_cast<const Group<kStorage>*>(w.data), static_cast<int32_t>(w.in),
+                  static_cast<int32_t>(w.out));
 }
 
 }  // namespace
