@@ -46,13 +46,14 @@ absl::StatusOr<std::unique_ptr<ExpertMlp>> ExpertMlp::Create(const ModelConfig& 
   const ExpertsConfig& experts = config.experts;
   std::unique_ptr<ExpertMlp> mlp(new ExpertMlp(experts, backend));
   const int64_t slots = rows_max * experts.per_token;
+  mlp->num_rows_ = std::max(slots, backend.RoutedExpertRows(slots, experts.count));
   const struct {
     Buffer* to;
     int64_t values;
     bool shared;
   } kBuffers[] = {{&mlp->logits_, rows_max * experts.count, false},
                   {&mlp->weights_, slots, false},
-                  {&mlp->rows_, slots * config.hidden_size, false},
+                  {&mlp->rows_, mlp->num_rows_ * config.hidden_size, false},
                   {&mlp->ids_, slots, true}};
   for (const auto& buffer : kBuffers) {
     const auto size_bytes = static_cast<size_t>(buffer.values) * sizeof(float);
@@ -79,12 +80,14 @@ void ExpertMlp::Add(const Layer& layer, const Tensor& normed, const Tensor& gate
 
   // ids, weights [m][per_token] of logits [m][experts] = normed · Wᵀ
   backend_.Matmul(normed, *layer.router, logits, {});
-  if (layer.set != nullptr && backend_.AddRoutedExperts({.experts = *layer.set,
-                                                         .per_token = config_.per_token,
-                                                         .normalize = config_.normalized,
-                                                         .logits = logits,
-                                                         .normed = normed,
-                                                         .hidden = hidden})) {
+  if (layer.set != nullptr &&
+      backend_.AddRoutedExperts({.experts = *layer.set,
+                                 .per_token = config_.per_token,
+                                 .normalize = config_.normalized,
+                                 .logits = logits,
+                                 .normed = normed,
+                                 .hidden = hidden,
+                                 .rows = View(rows_, num_rows_, hidden.cols)})) {
     return;
   }
   backend_.RouteExperts(logits, config_.normalized, ids, weights);

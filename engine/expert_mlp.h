@@ -1,8 +1,8 @@
 // The MLP of a layer of experts: a router sends each row to some of them, and what these give is weighed and added to the
 // residual stream. Every product is the backend's own, of an expert's rows at a time, so a layer's matrices may have any form.
 //
-// A GPU routes few rows by itself (AddRoutedExperts). Of more, and elsewhere, the host decides what is multiplied: it reads the
-// ids that the router chose, which on a device is a wait in each such layer.
+// A GPU routes rows by itself (AddRoutedExperts), where its kernels have a way for matrices of that kind. Elsewhere the host decides
+// what is multiplied: it reads the ids that the router chose, which on a device is a wait in each such layer.
 // A row's bits do not depend on others: products do not, wherever a row stands among those of its expert, and its experts' rows
 // are added in the order of its own slots (kernels/experts.h).
 #ifndef WINNOW_ENGINE_EXPERT_MLP_H_
@@ -63,10 +63,11 @@ class ExpertMlp {
   size_t scratch_bytes_ = 0;
   kernels::Buffer logits_;   // [rows_max][experts]
   kernels::Buffer weights_;  // [rows_max][per_token]
-  // [rows_max * per_token][hidden] by place: what experts read, and then, in its place, what they give.
+  // [num_rows_][hidden] by place: what experts read, and then, in its place, what they give.
   kernels::Buffer rows_;
-  kernels::Buffer ids_;  // [rows_max][per_token] in shared memory
-  ExpertGroups groups_;  // of the call
+  int64_t num_rows_ = 0;  // rows_max * per_token, or more where a device routes
+  kernels::Buffer ids_;   // [rows_max][per_token] in shared memory
+  ExpertGroups groups_;   // of the call
 };
 
 }  // namespace winnow::engine

@@ -112,7 +112,8 @@ bool TimedBackend::AddRoutedExperts(const kernels::RoutedExpertsArgs& args) {
                                   .normalize = args.normalize,
                                   .logits = args.logits,
                                   .normed = args.normed,
-                                  .hidden = args.hidden})) {
+                                  .hidden = args.hidden,
+                                  .rows = args.rows})) {
       return false;
     }
   }

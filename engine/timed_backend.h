@@ -110,6 +110,9 @@ class TimedBackend : public kernels::Backend {
                      const kernels::Tensor& weights, const kernels::Tensor& y) override;
   std::unique_ptr<kernels::ExpertSet> MakeExpertSet(
       std::span<const kernels::ExpertMatrices> experts) override;
+  int64_t RoutedExpertRows(int64_t slots, int64_t experts) const override {
+    return inner_.RoutedExpertRows(slots, experts);
+  }
   // Counts as products, with the bytes of as many experts as there are slots: each is read once at most.
   bool AddRoutedExperts(const kernels::RoutedExpertsArgs& args) override;
   // On a device, joined, these count as products and as other; else their parts as what they are.

@@ -93,6 +93,7 @@ struct RoutedExpertsArgs {
   Tensor logits;  // [m][experts]
   Tensor normed;  // [m][hidden]: what experts read
   Tensor hidden;  // [m][hidden]: what they are added to
+  Tensor rows;    // [RoutedExpertRows()][hidden], scratch: what it holds afterwards is undefined
 };
 
 class ModelOps {
@@ -158,8 +159,10 @@ class ModelOps {
 
   // ---- several of these in one: the sum of its parts, to the bit; a backend may save what lies between them ----
 
+  // Rows of scratch that AddRoutedExperts takes for so many slots, per_token for each row.
+  virtual int64_t RoutedExpertRows(int64_t slots, int64_t experts) const { return slots; }
   // RouteExperts, each expert's Matmul and SiluMatmul of its rows, and AddExpertRows, where the host need not know what the
-  // router chose. False, and nothing done: not for so many rows.
+  // router chose. False, and nothing done: not for so many rows, or with so little scratch.
   virtual bool AddRoutedExperts(const RoutedExpertsArgs& args) { return false; }
 
   // RmsNorm of x, then Matmul.

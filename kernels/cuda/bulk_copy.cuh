@@ -132,13 +132,25 @@ __device__ __forceinline__ void BulkCopyTilesToAll(uint32_t to, const void* map,
 
 // The same of gates and ups by turns (MakeGatedTilesMap()), from tile `tile` of the gates on.
 __device__ __forceinline__ void BulkCopyGatedTiles(uint32_t to, const void* map, int32_t tile,
-                                                   int32_t slice, uint32_t barrier,
-                                                   uint16_t ranks) {
+                                                   int32_t slice, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %2, %2, %3, %4}], [%5];" ::"r"(to),
+      "l"(map), "r"(0), "r"(tile), "r"(slice), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void BulkCopyGatedTilesToAll(uint32_t to, const void* map, int32_t tile,
+                                                        int32_t slice, uint32_t barrier,
+                                                        uint16_t ranks) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {%2, %2, %2, %3, %4}], [%5], %6;" ::"r"(to),
       "l"(map), "r"(0), "r"(tile), "r"(slice), "r"(barrier), "h"(ranks)
       : "memory");
+}
+// Before this thread's first copy by a map that lies in memory.
+__device__ __forceinline__ void FenceTensorMap(const void* map) {
+  asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
 }
 
 // Matrix instructions of a warpgroup can read, and bulk copies overwrite, what this thread wrote to shared memory, copies

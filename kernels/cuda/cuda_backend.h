@@ -105,6 +105,7 @@ class CudaBackend final : public Backend {
   void AddExpertRows(const Tensor& x, std::span<const int32_t> places, const Tensor& weights,
                      const Tensor& y) override;
   std::unique_ptr<ExpertSet> MakeExpertSet(std::span<const ExpertMatrices> experts) override;
+  int64_t RoutedExpertRows(int64_t slots, int64_t experts) const override;
   bool AddRoutedExperts(const RoutedExpertsArgs& args) override;
   void NormMatmul(const NormMatmulArgs& args) override;
   void SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, const Tensor& activated,
@@ -184,6 +185,7 @@ class CudaBackend final : public Backend {
   void SendToDevice(const void* host, void* device, size_t size_bytes);
   // At least so large, or the device fails. Its contents are lost when it grows.
   bool Grow(Workspace& workspace, size_t size_bytes, const char* what);
+  void AddExpertsOf(const RoutedExpertsArgs& args, int64_t first, int64_t m, int32_t tile_rows);
   // Ready for a call of this shape, whose zeros lie in `part`.
   bool Prepare(Workspace& workspace, size_t size_bytes, const ZeroedPart& part,
                const std::array<int64_t, 8>& shape, const char* what);

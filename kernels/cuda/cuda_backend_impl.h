@@ -2,6 +2,7 @@
 //
 //   cuda_backend.cc         the device, its memory, descriptors on their way to it
 //   cuda_backend_layer.cc   weights, products, what lies around attention, dense attention
+//   cuda_backend_experts.cc layers of experts
 //   cuda_backend_select.cc  indexes, and choosing from them
 //   cuda_backend_rows.cc    attention over what was chosen, completion
 //   cuda_backend_transform.cc  transform codes: selection by mass, tails
@@ -14,10 +15,13 @@
 #include <cstdint>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "kernels/check.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/device_types.h"
+#include "kernels/cuda/layer_ops.h"
+#include "kernels/cuda/matmul.h"
 
 namespace winnow::kernels::cuda {
 
@@ -39,6 +43,42 @@ size_t QueriesAtOnce(size_t count, BytesOf bytes_of) {
 inline constexpr int32_t kNoTables = 0;
 inline int64_t BlocksOf(int64_t tokens, int32_t block_tokens) {
   return block_tokens == kNoTables ? 0 : CeilDiv(tokens, block_tokens);
+}
+
+// Outputs of one kind, one behind the other.
+struct PackedPart {
+  int64_t first_output = 0;
+  DeviceWeights weights;
+  Buffer memory;
+};
+
+class CudaPackedMatrix final : public PackedMatrix {
+ public:
+  explicit CudaPackedMatrix(std::vector<PackedPart> parts) : parts_(std::move(parts)) {}
+  int64_t out_features() const override {
+    return parts_.back().first_output + parts_.back().weights.out;
+  }
+  int64_t in_features() const override { return parts_[0].weights.in; }
+  size_t size_bytes() const override {
+    size_t bytes = 0;
+    for (const PackedPart& part : parts_) bytes += part.memory.size_bytes();
+    return bytes;
+  }
+  std::span<const PackedPart> parts() const { return parts_; }
+  // One part, then.
+  bool is_exact() const { return parts_[0].weights.way == DeviceWeights::Way::kExact; }
+  bool is_int8() const { return parts_[0].weights.way == DeviceWeights::Way::kInt8; }
+
+ private:
+  std::vector<PackedPart> parts_;
+};
+
+inline const CudaPackedMatrix& PackedOf(const PackedMatrix& w) {
+  return static_cast<const CudaPackedMatrix&>(w);
+}
+
+inline DeviceMatrix MatrixOf(const Tensor& tensor) {
+  return {static_cast<float*>(tensor.data), tensor.rows, tensor.cols, tensor.stride};
 }
 
 // Shapes that follow a sequence's length grow in steps, so that its next token does not make a new one.

@@ -9,20 +9,12 @@
 #include "kernels/cuda/block_order.h"
 #include "kernels/cuda/cuda_backend_impl.h"
 #include "kernels/cuda/dense_attention.h"
-#include "kernels/cuda/experts.h"
 #include "kernels/cuda/layer_ops.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/matmul_int8.h"
 #include "kernels/host_matrix.h"
 
 namespace winnow::kernels::cuda {
-
-// Outputs of one kind, one behind the other.
-struct PackedPart {
-  int64_t first_output = 0;
-  DeviceWeights weights;
-  Buffer memory;
-};
 
 namespace {
 
@@ -37,31 +29,6 @@ constexpr int32_t kMostGridTokens = 65535;
 static_assert(kAttentionTileRows == kDenseTileRows);
 static_assert(kAttentionTilesOfASet == kDenseTilesTogether);
 
-class CudaPackedMatrix final : public PackedMatrix {
- public:
-  explicit CudaPackedMatrix(std::vector<PackedPart> parts) : parts_(std::move(parts)) {}
-  int64_t out_features() const override {
-    return parts_.back().first_output + parts_.back().weights.out;
-  }
-  int64_t in_features() const override { return parts_[0].weights.in; }
-  size_t size_bytes() const override {
-    size_t bytes = 0;
-    for (const PackedPart& part : parts_) bytes += part.memory.size_bytes();
-    return bytes;
-  }
-  std::span<const PackedPart> parts() const { return parts_; }
-  // One part, then.
-  bool is_exact() const { return parts_[0].weights.way == DeviceWeights::Way::kExact; }
-  bool is_int8() const { return parts_[0].weights.way == DeviceWeights::Way::kInt8; }
-
- private:
-  std::vector<PackedPart> parts_;
-};
-
-const CudaPackedMatrix& PackedOf(const PackedMatrix& w) {
-  return static_cast<const CudaPackedMatrix&>(w);
-}
-
 // Outputs that are widened at a time, where rows have `in` values.
 int64_t OutputsAtOnce(int64_t out, int64_t in) {
   constexpr int64_t kUnit = 128;  // of the products' tiles
@@ -73,36 +40,6 @@ int64_t OutputsAtOnce(int64_t out, int64_t in) {
 size_t WidenedBytes(int64_t out, int64_t in) {
   return PackedMatrixBytes(std::min(out, OutputsAtOnce(out, in)), in, DeviceWeights::Way::kTensor,
                            DType::kBF16);
-}
-
-// Addresses of the experts' matrices, those of gates and ups before the others, and what all of a kind have in common.
-class CudaExpertSet final : public ExpertSet {
- public:
-  CudaExpertSet(Buffer addresses, int64_t count, const DeviceWeights& gate_up,
-                const DeviceWeights& down)
-      : gate_up_(gate_up), down_(down), count_(count), addresses_(std::move(addresses)) {}
-  const DeviceWeights& gate_up() const { return gate_up_; }
-  const DeviceWeights& down() const { return down_; }
-  int64_t count() const { return count_; }
-  const void* const* gate_up_addresses() const {
-    return static_cast<const void* const*>(addresses_.data());
-  }
-  const void* const* down_addresses() const { return gate_up_addresses() + count_; }
-
- private:
-  const DeviceWeights gate_up_, down_;
-  const int64_t count_;
-  const Buffer addresses_;
-};
-
-// Whether products with both are the same but for where W lies.
-bool IsAlike(const DeviceWeights& a, const DeviceWeights& b) {
-  return a.out == b.out && a.in == b.in && a.way == b.way && a.storage == b.storage &&
-         a.type == b.type;
-}
-
-DeviceMatrix MatrixOf(const Tensor& tensor) {
-  return {static_cast<float*>(tensor.data), tensor.rows, tensor.cols, tensor.stride};
 }
 
 }  // namespace
@@ -455,124 +392,6 @@ void CudaBackend::SiluMul(const Tensor& gate_up, const Tensor& out) {
                        MatrixOf(out.RowRange(first, count)), stream()),
          "silu");
   }
-}
-
-void CudaBackend::RouteExperts(const Tensor& logits, bool normalize, int32_t* ids,
-                               const Tensor& weights) {
-  if (failed()) return;
-  Good(cuda::RouteExperts(MatrixOf(logits), normalize, ids, MatrixOf(weights), stream()),
-       "routing to experts");
-}
-
-void CudaBackend::GatherExpertRows(const Tensor& x, std::span<const int32_t> rows,
-                                   const Tensor& out) {
-  const auto count = static_cast<int64_t>(rows.size());
-  WINNOW_CHECK(out.cols == x.cols && out.rows >= count);
-  for (const int32_t row : rows) WINNOW_CHECK(row >= 0 && row < x.rows);
-  if (!BeginStaging(rows.size_bytes() + 256)) return;
-  const int32_t* on_device = Stage(rows);
-  if (!EndStaging()) return;
-  Good(cuda::GatherExpertRows(MatrixOf(x), on_device, MatrixOf(out.RowRange(0, count)), stream()),
-       "rows for experts");
-}
-
-void CudaBackend::AddExpertRows(const Tensor& x, std::span<const int32_t> places,
-                                const Tensor& weights, const Tensor& y) {
-  WINNOW_CHECK(static_cast<int64_t>(places.size()) == weights.rows * weights.cols);
-  for (const int32_t place : places) WINNOW_CHECK(place >= 0 && place < x.rows);
-  if (!BeginStaging(places.size_bytes() + 256)) return;
-  const int32_t* on_device = Stage(places);
-  if (!EndStaging()) return;
-  Good(cuda::AddExpertRows(MatrixOf(x), on_device, MatrixOf(weights), MatrixOf(y), stream()),
-       "adding what experts give");
-}
-
-std::unique_ptr<ExpertSet> CudaBackend::MakeExpertSet(std::span<const ExpertMatrices> experts) {
-  if (experts.empty() || failed()) return nullptr;
-  const auto count = static_cast<int64_t>(experts.size());
-  DeviceWeights kinds[2];
-  std::vector<const void*> addresses(2 * count);
-  for (int64_t e = 0; e < count; ++e) {
-    const PackedMatrix* const matrices[] = {experts[e].gate_up, experts[e].down};
-    for (int i = 0; i < 2; ++i) {
-      const std::span<const PackedPart> parts = PackedOf(*matrices[i]).parts();
-      const DeviceWeights& w = parts[0].weights;
-      if (e == 0) kinds[i] = w;
-      if (parts.size() > 1 || !IsAlike(w, kinds[i]) || !MultipliesTiles(w)) return nullptr;
-      addresses[i * count + e] = w.data;
-    }
-  }
-  if (kinds[0].out != 2 * kinds[1].in || kinds[0].in != kinds[1].out) return nullptr;
-  const size_t size_bytes = addresses.size() * sizeof(addresses[0]);
-  Buffer on_device = Allocate(size_bytes);
-  if (on_device.data() == nullptr) return nullptr;
-  CopyToDevice(addresses.data(), on_device.data(), size_bytes);
-  if (!Synchronize()) return nullptr;
-  return std::make_unique<CudaExpertSet>(std::move(on_device), count, kinds[0], kinds[1]);
-}
-
-bool CudaBackend::AddRoutedExperts(const RoutedExpertsArgs& args) {
-  const auto& set = static_cast<const CudaExpertSet&>(args.experts);
-  const DeviceWeights &gate_up = set.gate_up(), &down = set.down();
-  const int64_t m = args.normed.rows, slots = m * args.per_token;
-  // Of more rows an expert has several tiles, each of which reads its matrices.
-  if (slots > std::min(kTiledSlots, set.count() * kExpertTileRows)) return false;
-  WINNOW_CHECK(args.logits.rows == m && args.logits.cols == set.count());
-  WINNOW_CHECK(args.normed.cols == gate_up.in && args.hidden.cols == down.out &&
-               args.hidden.rows >= m);
-  if (m == 0 || failed()) return true;
-
-  ExpertTiles tiles;
-  tiles.most = MostExpertTiles(slots, set.count());
-  const int64_t places = tiles.most * kExpertTileRows;
-  // One part of the workspace behind the other.
-  size_t end = 0;
-  const auto place = [&](size_t size_bytes) {
-    const size_t at = end;
-    end += AlignUp(size_bytes, 256);
-    return at;
-  };
-  const auto numbers = [](int64_t count) { return static_cast<size_t>(count) * 4; };
-  const size_t addresses = static_cast<size_t>(tiles.most) * sizeof(void*);
-  const size_t count_at = place(numbers(1)), gate_up_at = place(addresses),
-               down_at = place(addresses), row_at = place(numbers(places)),
-               slot_at = place(numbers(slots)), weights_at = place(numbers(slots)),
-               x_at = place(OrderedTilesBytes(tiles.most, gate_up)),
-               gated_at = place(numbers(places * gate_up.out)),
-               activated_at = place(OrderedTilesBytes(tiles.most, down)),
-               given_at = place(numbers(places * down.out));
-  if (!Grow(experts_, end, "experts")) return true;
-  std::byte* const base = experts_.data();
-  const auto floats = [&](size_t at) { return reinterpret_cast<float*>(base + at); };
-  const auto integers = [&](size_t at) { return reinterpret_cast<int32_t*>(base + at); };
-  tiles.count = integers(count_at);
-  tiles.gate_up = reinterpret_cast<const void**>(base + gate_up_at);
-  tiles.down = reinterpret_cast<const void**>(base + down_at);
-  tiles.row_of_place = integers(row_at);
-  tiles.place_of_slot = integers(slot_at);
-  const DeviceMatrix weights = {floats(weights_at), m, args.per_token, args.per_token};
-  const DeviceMatrix gated = {floats(gated_at), places, gate_up.out, gate_up.out};
-  const DeviceMatrix given = {floats(given_at), places, down.out, down.out};
-  const auto multiply = [&](size_t x, const DeviceMatrix& y, const void* const* w,
-                            const DeviceWeights& kind) {
-    const TiledMatmulArgs product = {base + x, y.data, y.stride, tiles.count, w, tiles.most};
-    return Good(MatmulTiles(product, kind, stream()), "a product of experts");
-  };
-  const auto rounded = [](const DeviceWeights& w) { return w.way == DeviceWeights::Way::kInt8; };
-  static_cast<void>(
-      Good(RouteToTiles(MatrixOf(args.logits), args.normalize, set.gate_up_addresses(),
-                        set.down_addresses(), tiles, weights, stream()),
-           "routing to experts") &&
-      Good(OrderTiles(MatrixOf(args.normed), tiles, rounded(gate_up), base + x_at, stream()),
-           "rows for experts") &&
-      multiply(x_at, gated, tiles.gate_up, gate_up) &&
-      Good(SiluMulTiles(gated, tiles, rounded(down), base + activated_at, stream()),
-           "gates of experts") &&
-      multiply(activated_at, given, tiles.down, down) &&
-      Good(
-          cuda::AddExpertRows(given, tiles.place_of_slot, weights, MatrixOf(args.hidden), stream()),
-          "adding what experts give"));
-  return true;
 }
 
 void CudaBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks,

@@ -1,7 +1,7 @@
 // Mapping. A warp routes a row: lane l has experts l, l + 32, ..., and finds each slot's expert by a reduction over its own
-// that are left. A block copies a row, or adds up a piece of one. Tiles: one block routes all rows, counts slots by expert and
-// gives each expert as many tiles as they take; their rows are made by as many warps as the most tiles would need, of which those
-// without a tile end at once.
+// that are left. A block copies a row, or adds up a piece of one. Tiles: one block counts slots by expert and gives each expert as
+// many tiles as they take, where there are few slots the same that routes them; the tiles' rows are made by as many warps as the most
+// tiles would need, of which those without a tile end at once.
 #include "kernels/cuda/experts.h"
 
 #include <algorithm>
@@ -109,33 +109,24 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp)
                   routing.weights + row * routing.weights_stride);
 }
 
-// One block. A thread has an expert, and then a slot.
-constexpr int kTileThreads = kExpertsMax;
-static_assert(kTiledSlots <= kTileThreads);
+// Tiles and places of slots, by one block. A thread has an expert, and slots.
+constexpr int kPlaceThreads = kExpertsMax;
 
-template <int kMine>
-__global__ void __launch_bounds__(kTileThreads, 1)
-    RouteToTilesKernel(const __grid_constant__ Routing routing, const void* const* gate_up,
-                       const void* const* down, const __grid_constant__ ExpertTiles tiles) {
-  constexpr int kWarps = kTileThreads / kWarp;
-  __shared__ int32_t ids[kTiledSlots], of_expert[kExpertsMax], first_tile[kExpertsMax];
+__device__ __forceinline__ void PlaceSlots(const int32_t* ids, int32_t slots, int32_t per_token,
+                                           const void* const* gate_up, const void* const* down,
+                                           const ExpertTiles& tiles) {
+  constexpr int kWarps = kPlaceThreads / kWarp;
+  __shared__ int32_t of_expert[kExpertsMax], first_tile[kExpertsMax];
   __shared__ uint32_t scan[kWarps];
-  LetNextStart();
   const auto thread = static_cast<int32_t>(threadIdx.x);
   of_expert[thread] = 0;
-  WaitForEarlier();
-  for (int32_t row = thread / kWarp; row < routing.rows; row += kWarps) {
-    RouteRow<kMine>(routing.logits + row * routing.logits_stride, routing.experts,
-                    routing.per_token, routing.normalize != 0, thread % kWarp,
-                    ids + row * routing.per_token, routing.weights + row * routing.weights_stride);
-  }
   __syncthreads();
   // A slot's number among its expert's, in whichever order they come.
-  const int32_t slots = routing.rows * routing.per_token;
-  const bool has_slot = thread < slots;
-  const int32_t number = has_slot ? atomicAdd(&of_expert[ids[thread]], 1) : 0;
+  for (int32_t slot = thread; slot < slots; slot += kPlaceThreads) {
+    tiles.place_of_slot[slot] = atomicAdd(&of_expert[ids[slot]], 1);
+  }
   __syncthreads();
-  const int32_t mine = (of_expert[thread] + kExpertTileRows - 1) / kExpertTileRows;
+  const int32_t mine = (of_expert[thread] + tiles.tile_rows - 1) / tiles.tile_rows;
   uint32_t count;
   const auto first =
       static_cast<int32_t>(BlockExclusiveScan<kWarps>(static_cast<uint32_t>(mine), scan, &count));
@@ -144,17 +135,43 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     tiles.gate_up[tile] = gate_up[thread];
     tiles.down[tile] = down[thread];
   }
-  const auto places = static_cast<int32_t>(count) * kExpertTileRows;
-  for (int32_t place = thread; place < places; place += kTileThreads) {
+  const int32_t places = static_cast<int32_t>(count) * tiles.tile_rows;
+  for (int32_t place = thread; place < places; place += kPlaceThreads) {
     tiles.row_of_place[place] = -1;
   }
   __syncthreads();
-  if (has_slot) {
-    const int32_t place = first_tile[ids[thread]] * kExpertTileRows + number;
-    tiles.place_of_slot[thread] = place;
-    tiles.row_of_place[place] = thread / routing.per_token;
+  for (int32_t slot = thread; slot < slots; slot += kPlaceThreads) {
+    const int32_t place = first_tile[ids[slot]] * tiles.tile_rows + tiles.place_of_slot[slot];
+    tiles.place_of_slot[slot] = place;
+    tiles.row_of_place[place] = slot / per_token;
   }
   if (thread == 0) *tiles.count = static_cast<int32_t>(count);
+}
+
+template <int kMine>
+__global__ void __launch_bounds__(kPlaceThreads, 1)
+    RouteToTilesKernel(const __grid_constant__ Routing routing, const void* const* gate_up,
+                       const void* const* down, const __grid_constant__ ExpertTiles tiles) {
+  __shared__ int32_t ids[kRoutedTogether];
+  LetNextStart();
+  WaitForEarlier();
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  for (int32_t row = thread / kWarp; row < routing.rows; row += kPlaceThreads / kWarp) {
+    RouteRow<kMine>(routing.logits + row * routing.logits_stride, routing.experts,
+                    routing.per_token, routing.normalize != 0, thread % kWarp,
+                    ids + row * routing.per_token, routing.weights + row * routing.weights_stride);
+  }
+  __syncthreads();
+  PlaceSlots(ids, routing.rows * routing.per_token, routing.per_token, gate_up, down, tiles);
+}
+
+__global__ void __launch_bounds__(kPlaceThreads, 1)
+    PlaceSlotsKernel(const int32_t* ids, int32_t slots, int32_t per_token,
+                     const void* const* gate_up, const void* const* down,
+                     const __grid_constant__ ExpertTiles tiles) {
+  LetNextStart();
+  WaitForEarlier();
+  PlaceSlots(ids, slots, per_token, gate_up, down, tiles);
 }
 
 // What a tile's row is made of: a row of x, or zeros where its place has none; or silu(gate) * up of its place.
@@ -175,41 +192,41 @@ struct TileRow {
   }
 };
 
-// A warp makes a slice of a tile, a lane its 16 bytes (matmul.h).
+// A warp makes a slice of eight rows, a lane 16 bytes (matmul.h).
 template <bool kSilu>
 __global__ void __launch_bounds__(kThreads)
-    OrderTilesKernel(const float* x, int64_t stride, int32_t cols, const int32_t* count,
-                     const int32_t* row_of_place, uint4* to) {
+    OrderTilesKernel(const float* x, int64_t stride, int32_t cols,
+                     const __grid_constant__ ExpertTiles tiles, uint4* to) {
   LetNextStart();
   WaitForEarlier();
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarp;
-  const auto tile = static_cast<int32_t>(blockIdx.y);
-  const auto slice = static_cast<int32_t>(blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp);
+  const int32_t place = static_cast<int32_t>(blockIdx.x) * 8 + lane / 4;
+  const auto slice = static_cast<int32_t>(blockIdx.y * (kThreads / kWarp) + threadIdx.x / kWarp);
   const int32_t slices = (cols + kOrderedSlice - 1) / kOrderedSlice;
-  if (slice >= slices || tile >= *count) return;
-  const int32_t place = tile * kExpertTileRows + lane / 4;
-  const TileRow<kSilu> row(x, stride, row_of_place, place, cols);
+  if (slice >= slices || place >= *tiles.count * tiles.tile_rows) return;
+  const TileRow<kSilu> row(x, stride, tiles.row_of_place, place, cols);
   uint32_t pairs[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int32_t column = slice * kOrderedSlice + i * 8 + lane % 4 * 2;
     pairs[i] = PackBf16(row.At(column), row.At(column + 1));
   }
-  PutOrdered(to, /*panels=*/false, slices, place, slice, lane % 4, pairs);
+  PutOrdered(to, TilesInPanels(tiles.tile_rows), slices, place, slice, lane % 4, pairs);
 }
 
 // A warp rounds a group of a row (rounded_rows.cuh).
 template <bool kSilu>
 __global__ void __launch_bounds__(kThreads)
-    RoundTilesKernel(const float* x, int64_t stride, int32_t cols, const int32_t* count,
-                     const int32_t* row_of_place, const __grid_constant__ RoundedRows to) {
+    RoundTilesKernel(const float* x, int64_t stride, int32_t cols,
+                     const __grid_constant__ ExpertTiles tiles,
+                     const __grid_constant__ RoundedRows to) {
   LetNextStart();
   WaitForEarlier();
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarp;
-  const auto place = static_cast<int32_t>(blockIdx.y);
-  const auto group = static_cast<int32_t>(blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp);
-  if (group >= to.groups || place >= *count * kExpertTileRows) return;
-  const TileRow<kSilu> row(x, stride, row_of_place, place, cols);
+  const auto place = static_cast<int32_t>(blockIdx.x);
+  const auto group = static_cast<int32_t>(blockIdx.y * (kThreads / kWarp) + threadIdx.x / kWarp);
+  if (group >= to.groups || place >= *tiles.count * tiles.tile_rows) return;
+  const TileRow<kSilu> row(x, stride, tiles.row_of_place, place, cols);
   float values[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) values[i] = row.At(group * kGroupValues + lane * 4 + i);
@@ -219,23 +236,19 @@ __global__ void __launch_bounds__(kThreads)
 template <bool kSilu>
 cudaError_t Order(const DeviceMatrix& x, int64_t cols, const ExpertTiles& tiles, bool rounded,
                   void* to, const Stream& stream) {
-  const auto blocks = [](int64_t warps) {
-    return static_cast<unsigned>(CeilDiv(warps, kThreads / kWarp));
-  };
-  const int64_t rows = rounded ? tiles.most * kExpertTileRows : tiles.most;
-  if (cols < 1 || cols > INT32_MAX / 2 || rows < 1 || rows > 65535) return cudaErrorInvalidValue;
+  const int64_t places = tiles.most * tiles.tile_rows;
+  const int64_t pieces = CeilDiv(cols, rounded ? kGroupValues : kOrderedSlice);
+  const int64_t blocks = CeilDiv(pieces, kThreads / kWarp);  // for the same rows
+  if (cols < 1 || blocks > 65535 || places < 1 || places > INT32_MAX) return cudaErrorInvalidValue;
+  const dim3 grid(static_cast<unsigned>(rounded ? places : places / 8),
+                  static_cast<unsigned>(blocks));
   const auto width = static_cast<int32_t>(cols);
   if (rounded) {
-    const RoundedRows rounded_rows = RoundedRowsOf(to, cols);
-    return Launch(RoundTilesKernel<kSilu>,
-                  dim3(blocks(rounded_rows.groups), static_cast<unsigned>(rows)), kThreads, 0,
-                  stream, false, x.data, x.stride, width, tiles.count, tiles.row_of_place,
-                  rounded_rows);
+    return Launch(RoundTilesKernel<kSilu>, grid, kThreads, 0, stream, false, x.data, x.stride,
+                  width, tiles, RoundedRowsOf(to, cols));
   }
-  return Launch(OrderTilesKernel<kSilu>,
-                dim3(blocks(CeilDiv(cols, kOrderedSlice)), static_cast<unsigned>(rows)), kThreads,
-                0, stream, false, x.data, x.stride, width, tiles.count, tiles.row_of_place,
-                static_cast<uint4*>(to));
+  return Launch(OrderTilesKernel<kSilu>, grid, kThreads, 0, stream, false, x.data, x.stride, width,
+                tiles, static_cast<uint4*>(to));
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -302,16 +315,26 @@ cudaError_t RouteExperts(const DeviceMatrix& logits, bool normalize, int32_t* id
 }
 
 cudaError_t RouteToTiles(const DeviceMatrix& logits, bool normalize, const void* const* gate_up,
-                         const void* const* down, const ExpertTiles& tiles,
+                         const void* const* down, int32_t* ids, const ExpertTiles& tiles,
                          const DeviceMatrix& weights, Stream stream) {
   const int64_t slots = logits.rows * weights.cols;
-  if (IsRefused(logits, weights) || slots < 1 || slots > kTiledSlots ||
-      tiles.most < MostExpertTiles(slots, logits.cols)) {
+  if (IsRefused(logits, weights) || slots < 1 || slots > INT32_MAX || tiles.tile_rows < 1 ||
+      tiles.most < MostExpertTiles(slots, logits.cols, tiles.tile_rows)) {
     return cudaErrorInvalidValue;
   }
-  return Launch(
-      ForExperts(logits.cols, RouteToTilesKernel<kFewOfLane>, RouteToTilesKernel<kMostOfLane>), 1,
-      kTileThreads, 0, stream, false, RoutingOf(logits, normalize, weights), gate_up, down, tiles);
+  if (slots <= kRoutedTogether) {
+    return Launch(
+        ForExperts(logits.cols, RouteToTilesKernel<kFewOfLane>, RouteToTilesKernel<kMostOfLane>), 1,
+        kPlaceThreads, 0, stream, false, RoutingOf(logits, normalize, weights), gate_up, down,
+        tiles);
+  }
+  if (const cudaError_t error = RouteExperts(logits, normalize, ids, weights, stream);
+      error != cudaSuccess) {
+    return error;
+  }
+  return Launch(PlaceSlotsKernel, 1, kPlaceThreads, 0, stream, false, ids,
+                static_cast<int32_t>(slots), static_cast<int32_t>(weights.cols), gate_up, down,
+                tiles);
 }
 
 cudaError_t OrderTiles(const DeviceMatrix& x, const ExpertTiles& tiles, bool rounded, void* to,

@@ -20,37 +20,39 @@ namespace winnow::kernels::cuda {
                                         const DeviceMatrix& weights, const DeviceMatrix& y,
                                         Stream stream);
 
-// ---- the same without the host, for the few rows of a decode step ----
+// ---- the same without the host ----
 //
-// Slots of rows are put into tiles of up to kExpertTileRows rows that go to one expert: a tile's product reads the expert's W once
-// (MatmulTiles of matmul.h). A row has a place, kExpertTileRows * its tile and then its number in it; places that no row has are
-// zeros. Which place a row has is not the same in every run, and nothing depends on it.
+// Slots of rows are put into tiles of rows that go to one expert: a tile's product reads the expert's W once (MatmulTiles of
+// matmul.h). A row has a place, the tile's first and then its number in it; places that no row has are zeros. Which place a row
+// has is not the same in every run, and nothing depends on it.
 
-inline constexpr int32_t kExpertTileRows = 8;
-inline constexpr int64_t kTiledSlots = 1024;  // at most
+// Slots that one block routes and places; of more ids lie in memory.
+inline constexpr int64_t kRoutedTogether = 1024;
 
 // Tiles that so many slots take at most.
-constexpr int64_t MostExpertTiles(int64_t slots, int64_t experts) {
+constexpr int64_t MostExpertTiles(int64_t slots, int64_t experts, int32_t tile_rows) {
   const int64_t some = slots < experts ? slots : experts;  // experts that have a tile, at most
-  return some + (slots - some) / kExpertTileRows;
+  return some + (slots - some) / tile_rows;
 }
 
 // In device memory; `most` is MostExpertTiles of the call's slots.
 struct ExpertTiles {
   int32_t* count = nullptr;          // [1] how many there are
-  const void** gate_up = nullptr;    // [most] W of a tile's expert
+  const void** gate_up = nullptr;    // [most] what finds W of a tile's expert
   const void** down = nullptr;       // [most]
-  int32_t* row_of_place = nullptr;   // [most * kExpertTileRows] or -1
+  int32_t* row_of_place = nullptr;   // [most * tile_rows] or -1
   int32_t* place_of_slot = nullptr;  // [m * per_token]
   int64_t most = 0;
+  int32_t tile_rows = 0;
+  int32_t unused = 0;
 };
 
-// RouteExperts, and the tiles. gate_up and down: the matrices of all experts [logits.cols], in device memory. REQUIRES:
-// logits.rows * weights.cols <= kTiledSlots.
+// RouteExperts, and the tiles. gate_up and down: what finds the matrices of all experts [logits.cols], in device memory. ids:
+// [m * per_token], scratch where that is more than kRoutedTogether.
 [[nodiscard]] cudaError_t RouteToTiles(const DeviceMatrix& logits, bool normalize,
                                        const void* const* gate_up, const void* const* down,
-                                       const ExpertTiles& tiles, const DeviceMatrix& weights,
-                                       Stream stream);
+                                       int32_t* ids, const ExpertTiles& tiles,
+                                       const DeviceMatrix& weights, Stream stream);
 // The rows of tiles as MatmulTiles reads them (OrderedTilesBytes of `to`): x by row_of_place, and silu(gate) * up by place of
 // gate_up [places][2n]. `rounded`: for kInt8.
 [[nodiscard]] cudaError_t OrderTiles(const DeviceMatrix& x, const ExpertTiles& tiles, bool rounded,

@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
   auto asked_number = static_cast<int32_t>(blockIdx.x);
   const auto w_of = [&](int32_t tile) {
     if constexpr (kOfRows) {
-      const TileOfRows at(tile, row_tiles);
+      const TileOfRows at(tile, row_tiles, 0, /*many=*/false);
       return static_cast<const uint4*>(of_rows.w[at.rows]) +
              int64_t{at.outputs} * args.slices * kWTilePieces;
     } else {
@@ -289,7 +289,8 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
   int32_t slot = 0;
   uint32_t parity = 0;
   for (int32_t t = 0; t < my_tiles; ++t) {
-    const TileOfRows here_at(static_cast<int32_t>(blockIdx.x) + t * blocks, row_tiles);
+    const TileOfRows here_at(static_cast<int32_t>(blockIdx.x) + t * blocks, row_tiles, 0,
+                             /*many=*/false);
     if constexpr (kOfRows) ordered = args.x + lane + int64_t{here_at.rows} * next_tile;
     float sums[kRowTiles][4] = {};
     Inputs x[2][kStageSlices];
@@ -334,7 +335,7 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
     __syncthreads();
     // Each tile another warp: what it adds up here it does not stream.
     if constexpr (kOfRows) {
-      AddSegments(parts[t % 2], OfRowTile(args, here_at.rows), here_at.outputs,
+      AddSegments(parts[t % 2], OfRowTile(args, here_at.rows * kMatmulTileRows), here_at.outputs,
                   (warp + t) % kMatmulSegments, lane);
     } else {
       AddSegments(parts[t % 2], args, static_cast<int32_t>(blockIdx.x) + t * blocks,
@@ -645,41 +646,60 @@ cudaError_t MatmulGated(const MatmulArgs& args, const DeviceWeights& w, const vo
   return Multiply(operands, w, false, stream);
 }
 
-bool MultipliesTiles(const DeviceWeights& w) {
+bool FillsDevice(const DeviceWeights& w) {
+  return CeilDiv(w.out, kBlockOutputs) >= CurrentDevice().multiprocessors;
+}
+
+bool MultipliesTiles(const DeviceWeights& w, int32_t tile_rows) {
   if (w.out < 1 || w.in < 1) return false;
+  const bool many = tile_rows == 64 || tile_rows == 128;
   switch (w.way) {
     case DeviceWeights::Way::kTensor:
-      return Streams(kMatmulTileRows);
+      return many ? HasGroupMatmul() : tile_rows == kMatmulTileRows && Streams(tile_rows);
     case DeviceWeights::Way::kBlocks:
-      return StreamsBlocks(kMatmulTileRows, w);
+      return (tile_rows == kMatmulTileRows || tile_rows == kMatmulFewRows) &&
+             StreamsBlocks(tile_rows, w);
     case DeviceWeights::Way::kInt8:
-      return HasInt8GroupMatmul();
+      return (tile_rows == kMatmulTileRows || many) && HasInt8GroupMatmul();
     case DeviceWeights::Way::kExact:
       break;
   }
   return false;
 }
 
-size_t OrderedTilesBytes(int64_t tiles, const DeviceWeights& w) {
-  return w.way == DeviceWeights::Way::kInt8
-             ? RoundedBytes(tiles * kMatmulTileRows, w.in)
-             : static_cast<size_t>(tiles * SlicesOf(w.in)) * kLanes * sizeof(uint4);
+bool GatesTiles(const DeviceWeights& w, int32_t tile_rows) {
+  return w.way == DeviceWeights::Way::kTensor && tile_rows > kMatmulTileRows &&
+         w.out % (2 * kOrderedSlice) == 0 && MultipliesTiles(w, tile_rows);
+}
+
+size_t OrderedTilesBytes(int64_t tiles, int32_t tile_rows, const DeviceWeights& w) {
+  const int64_t rows = tiles * tile_rows, slices = SlicesOf(w.in);
+  if (w.way == DeviceWeights::Way::kInt8) return RoundedBytes(rows, w.in);
+  if (!TilesInPanels(tile_rows)) return static_cast<size_t>(rows / 8 * slices) * kLanes * 16;
+  return static_cast<size_t>(rows / kPanelRows * CeilDiv(slices, 2)) * kPanelBytes;
 }
 
 cudaError_t MatmulTiles(const TiledMatmulArgs& args, const DeviceWeights& w, Stream stream) {
-  if (!MultipliesTiles(w) || args.most < 1 || args.most > kMostRows / kMatmulTileRows ||
-      args.most * CeilDiv(w.out, 16) > INT32_MAX) {
+  const int64_t all_rows = args.most * args.tile_rows;
+  if (!MultipliesTiles(w, args.tile_rows) || args.most < 1 || all_rows > kMostTiledRows ||
+      args.most * CeilDiv(w.out, 16) > INT32_MAX ||
+      (args.gated != nullptr && !GatesTiles(w, args.tile_rows))) {
     return cudaErrorInvalidValue;
   }
   const RowTiles rows = {args.count, args.w};
-  const MatmulArgs product = {.m = kMatmulTileRows, .y = args.y, .y_stride = args.y_stride};
+  MatmulArgs product = {.m = all_rows, .y = args.y, .y_stride = args.y_stride};
   if (w.way == DeviceWeights::Way::kInt8) {
-    return MatmulRoundedTiles(product, w, args.x, rows, args.most, stream);
+    return MatmulRoundedTiles(product, w, args.x, rows, args.tile_rows, stream);
   }
+  if (args.tile_rows <= kMatmulFewRows) product.m = args.tile_rows;
   Operands operands = OperandsOf(product, w);
   operands.x = static_cast<const uint4*>(args.x);
+  operands.gated = static_cast<uint32_t*>(args.gated);
   if (w.way == DeviceWeights::Way::kBlocks) {
     return MatmulBlocksOfTiles(operands, rows, args.most, w, stream);
+  }
+  if (args.tile_rows > kMatmulTileRows) {
+    return MatmulTilesByGroups(operands, rows, args.tile_rows, stream);
   }
   const int64_t at_once = CurrentDevice().multiprocessors * kStreamBlocks;
   return Launch(StreamKernel<false, 1, true>,

@@ -119,22 +119,37 @@ struct MatmulArgs {
 [[nodiscard]] cudaError_t MatmulOrdered(const MatmulArgs& args, const DeviceWeights& w,
                                         const void* ordered, Stream stream);
 
-// Products of tiles of eight rows, each with a W of its own, as many as `count` says: what a step's rows have of experts
-// (experts.h). The bits of Matmul with that W.
+// Products of tiles of rows that have a W each, as many tiles as `count` says: what rows have of experts (experts.h). The bits of
+// Matmul with that W. Tiles have kMatmulTileRows rows, or more: 32 with kBlocks, 64 or 128 with kTensor and kInt8.
 inline constexpr int32_t kMatmulTileRows = 8;
+inline constexpr int64_t kMostTiledRows = int64_t{1} << 18;  // of all tiles
 struct TiledMatmulArgs {
-  const void* x = nullptr;  // rows in order, or rounded; a tile's are kMatmulTileRows
-  float* y = nullptr;       // [tiles * kMatmulTileRows][out]
+  const void* x =
+      nullptr;  // OrderedTilesBytes: rows in order, or rounded, those of a tile after those of the one before
+  float* y = nullptr;  // [tiles * tile_rows][out]
   int64_t y_stride = 0;
   const int32_t* count = nullptr;  // in device memory, as is
-  const void* const* w = nullptr;  // [count]
+  const void* const* w = nullptr;  // [count] W of each; where NeedsTileMaps() its map
   int64_t most = 0;                // tiles, at most
+  int32_t tile_rows = kMatmulTileRows;
+  void* gated =
+      nullptr;  // in place of y: silu(gate) * up in the order of the next product, where GatesTiles()
 };
+// Whether many rows of W's outputs alone keep the current device busy.
+bool FillsDevice(const DeviceWeights& w);
 // Whether W of this kind has such products on the current device.
-bool MultipliesTiles(const DeviceWeights& w);
-// Of the rows of `tiles` tiles, in order or rounded.
-size_t OrderedTilesBytes(int64_t tiles, const DeviceWeights& w);
-// `w`: what all have in common; its data is not read. REQUIRES: MultipliesTiles().
+bool MultipliesTiles(const DeviceWeights& w, int32_t tile_rows);
+bool GatesTiles(const DeviceWeights& w, int32_t tile_rows);
+size_t OrderedTilesBytes(int64_t tiles, int32_t tile_rows, const DeviceWeights& w);
+// Whether rows of such tiles lie in panels; else in tiles of eight.
+constexpr bool TilesInPanels(int32_t tile_rows) { return tile_rows > kMatmulFewRows; }
+// Larger tiles of kTensor find W by a map of it, kTileMapBytes in device memory, aligned so; `gates`: of a product that gates.
+inline constexpr size_t kTileMapBytes = 128;
+constexpr bool NeedsTileMaps(DeviceWeights::Way way, int32_t tile_rows) {
+  return way == DeviceWeights::Way::kTensor && tile_rows > kMatmulTileRows;
+}
+[[nodiscard]] bool MakeTileMap(const DeviceWeights& w, bool gates, std::byte* map);
+// `w`: what all have in common; its data is not read. REQUIRES: MultipliesTiles(); for `gated` GatesTiles().
 [[nodiscard]] cudaError_t MatmulTiles(const TiledMatmulArgs& args, const DeviceWeights& w,
                                       Stream stream);
 

@@ -44,7 +44,7 @@ struct Ring {
 template <WeightType kType, int kRowTiles, bool kDirect, bool kOfRows>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     BlockStreamKernel(const __grid_constant__ BlockOperands operands, const RowTiles of_rows) {
-  static_assert(!kOfRows || (!kDirect && kRowTiles == 1));
+  static_assert(!kOfRows || !kDirect);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   using R = Ring<kType, kRowTiles>;
   constexpr BlockFormat kFormat = BlockFormatOf(kType);
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     WaitForEarlier();
     row_tiles = *of_rows.count;
   }
-  const int32_t tiles = (args.out + 15) / 16 * row_tiles;
+  const int32_t output_tiles = (args.out + 15) / 16, tiles = output_tiles * row_tiles;
   const int32_t blocks = static_cast<int32_t>(gridDim.x);
   const int32_t first = min(warp * args.slices_per_segment, args.slices);
   const int32_t last = min(first + args.slices_per_segment, args.slices);
@@ -84,7 +84,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const std::byte* blocks_of = operands.blocks;
     int32_t outputs = tile;
     if constexpr (kOfRows) {
-      const TileOfRows at(tile, row_tiles);
+      // Beyond the last tile, which nobody asks for, there is none.
+      const TileOfRows at(min(tile, tiles - 1), row_tiles, output_tiles, kRowTiles > 1);
       blocks_of = static_cast<const std::byte*>(of_rows.w[at.rows]);
       outputs = at.outputs;
     }
@@ -162,8 +163,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   int32_t slot = 0;
   uint32_t parity = 0;
   for (int32_t t = 0; t < my_tiles; ++t) {
-    const TileOfRows here_at(static_cast<int32_t>(blockIdx.x) + t * blocks, row_tiles);
-    if constexpr (kOfRows) ordered = args.x + lane + int64_t{here_at.rows} * args.slices * kLanes;
+    const TileOfRows here_at(static_cast<int32_t>(blockIdx.x) + t * blocks, row_tiles, output_tiles,
+                             kRowTiles > 1);
+    if constexpr (kOfRows) {
+      ordered = args.x + lane + int64_t{here_at.rows} * kRowTiles * args.slices * kLanes;
+    }
     float sums[kRowTiles][4] = {};
     Inputs x[2][kStep];
     load(x[0], first, 0, false);
@@ -239,7 +243,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     __syncthreads();
     // Each tile other warps: what they add up here they do not stream.
     if constexpr (kOfRows) {
-      AddSegments(of_tile, OfRowTile(args, here_at.rows), here_at.outputs,
+      AddSegments(of_tile, OfRowTile(args, here_at.rows * kRowTiles * 8), here_at.outputs,
                   (warp + t) % kMatmulSegments, lane);
     } else {
       AddSegments(of_tile, args, static_cast<int32_t>(blockIdx.x) + t * blocks,
@@ -391,9 +395,13 @@ cudaError_t MatmulBlocksOfTiles(const Operands& operands, const RowTiles& rows, 
   const int64_t tiles = most * CeilDiv(operands.out, kTileOutputs);
   const int64_t at_once = CurrentDevice().multiprocessors * kBlocks;
   return WithBlockType(w.type, [&]<WeightType kType>() {
-    return Launch(BlockStreamKernel<kType, 1, false, true>,
-                  static_cast<unsigned>(std::min(tiles, at_once)), kThreads,
-                  Ring<kType, 1>::kDynamicBytes, stream, false, all, rows);
+    const auto launch = [&]<int kRowTiles>() {
+      return Launch(BlockStreamKernel<kType, kRowTiles, false, true>,
+                    static_cast<unsigned>(std::min(tiles, at_once)), kThreads,
+                    Ring<kType, kRowTiles>::kDynamicBytes, stream, false, all, rows);
+    };
+    return operands.m <= kMatmulTileRows ? launch.template operator()<1>()
+                                         : launch.template operator()<kMatmulFewRows / 8>();
   });
 }
 

@@ -215,11 +215,11 @@ cudaError_t MatmulRounded(const MatmulArgs& args, const DeviceWeights& w, const 
 }
 
 cudaError_t MatmulRoundedTiles(const MatmulArgs& args, const DeviceWeights& w, const void* rounded,
-                               const RowTiles& rows, int64_t most, Stream stream) {
+                               const RowTiles& rows, int32_t tile_rows, Stream stream) {
   if (!IsInt8(w) || !HasInt8GroupMatmul()) return cudaErrorInvalidValue;
   Int8Operands operands = OperandsOf(args, w, rounded);
   operands.of_rows = rows;
-  return MatmulInt8OfTiles(operands, most, stream);
+  return MatmulInt8OfTiles(operands, tile_rows, stream);
 }
 
 bool GatesRounded(int64_t m, const DeviceWeights& w) {

@@ -21,7 +21,7 @@ struct Int8Operands {
   int32_t unused = 0;
   // In place of y: silu(gate) * up, rounded; or no panels. W is gates, then ups.
   RoundedRows gated = {};
-  // In place of w: each of these tiles of rows has its own, and m is a tile's.
+  // In place of w: each of these tiles of rows has its own. Of m rows, those past the last tile are nobody's.
   RowTiles of_rows = {};
 };
 
@@ -43,8 +43,8 @@ __device__ __forceinline__ void AddGroup(const int32_t (&products)[4], float2 of
 
 // REQUIRES: HasInt8GroupMatmul(); for `gated` what GatesRounded() says.
 [[nodiscard]] cudaError_t MatmulInt8ByGroups(const Int8Operands& operands, Stream stream);
-// REQUIRES: HasInt8GroupMatmul(), and operands.of_rows, tiles of kMatmulTileRows rows; `most`: as many at most.
-[[nodiscard]] cudaError_t MatmulInt8OfTiles(const Int8Operands& operands, int64_t most,
+// REQUIRES: HasInt8GroupMatmul(), and operands.of_rows, tiles of 8, 64 or 128 rows.
+[[nodiscard]] cudaError_t MatmulInt8OfTiles(const Int8Operands& operands, int32_t tile_rows,
                                             Stream stream);
 
 }  // namespace winnow::kernels::cuda

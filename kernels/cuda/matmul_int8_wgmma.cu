@@ -79,8 +79,7 @@ struct Shape {
   static constexpr int kClusterBlocks = kMultipliers == 2 ? 2 : 1;
   static constexpr bool kWholePanels = kTileOutputs == kPanelRows;
   static constexpr bool kOfRows = kTilesOfRows;
-  static_assert(!kOfRows ||
-                (kWholePanels && kTileRows == kMatmulTileRows && kPanelRows % kTileRows == 0));
+  static_assert(!kOfRows || (kWholePanels && kMultipliers == 1));
   static_assert(kWholePanels || (kMultipliers == 1 && kTileOutputs < kPanelRows));
   static constexpr int kPanels = (kRows + kPanelRows - 1) / kPanelRows;
   static constexpr int kMyPanels = kPanels / kClusterBlocks;  // that a block copies
@@ -128,7 +127,7 @@ template <typename S>
 __device__ __forceinline__ void PlaceTile(const Raster& raster, int32_t row_tiles, int32_t tile,
                                           int rank, int32_t& first_row, int32_t& outputs) {
   if constexpr (S::kOfRows) {
-    const TileOfRows at(tile, row_tiles);
+    const TileOfRows at(tile, row_tiles, raster.output_tiles, S::kRows >= kPanelRows);
     first_row = at.rows * S::kRows;
     outputs = at.outputs;
     return;
@@ -262,7 +261,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     WaitForEarlier();
     row_tiles = *operands.of_rows.count;
   }
-  const auto all_tiles = static_cast<int32_t>(raster.count()) * row_tiles;
+  const int32_t all_tiles =
+      S::kOfRows ? raster.output_tiles * row_tiles : static_cast<int32_t>(raster.count());
   if (warp >= S::kWarps) {
     if constexpr (S::kMultiplyRegisters > 0) GiveUpRegisters<kFillRegisters>();
     // A stage's copies: those of W, then of this block's panels their integers, then their scales. A warp makes one of W, which need
@@ -275,7 +275,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     const int32_t last_panel = (args.m - 1) / kPanelRows, last_w = (args.out - 1) / kPanelRows;
     // A tile's rows of a panel. A batch is one tile, of which no more is copied than exists.
     const auto rows_of = [&](int panel) {
-      return kClusterBlocks > 1 ? S::kPanelsRows : min(args.m - panel * kPanelRows, S::kPanelsRows);
+      return kClusterBlocks > 1 || S::kOfRows ? S::kPanelsRows
+                                              : min(args.m - panel * kPanelRows, S::kPanelsRows);
     };
     uint32_t stage_bytes = S::kWCopiedBytes;
 #pragma unroll
@@ -311,9 +312,10 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       }
       each([&](int i, int copy) {
         if (S::kOfRows && copy >= S::kWCopies) {
+          const int panel = (copy - S::kWCopies) % S::kMyPanels;
           const int32_t in_panel = first_row % kPanelRows;
           from[i] = reinterpret_cast<const uint8_t*>(args.x) +
-                    int64_t{first_row / kPanelRows} * groups * kRoundedPanelBytes +
+                    int64_t{first_row / kPanelRows + panel} * groups * kRoundedPanelBytes +
                     (copy >= S::kWCopies + S::kMyPanels ? kIntegerBytes + in_panel * 4
                                                         : in_panel * kGroupValues);
         } else if (copy >= S::kWCopies) {
@@ -480,19 +482,12 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         const int32_t output =
             has_outputs ? outputs * S::kOutputs + warp * 16 + lane / 4 : args.out;
         AddBias(args, output, output + 8, sums[0]);
-        const auto write = [&](const Operands& product, int32_t first) {
-          const int32_t row = first + lane % 4 * 2;
-          if (has_outputs && (outputs + 1) * S::kOutputs <= args.out &&
-              first + S::kRows <= args.m) {
-            WriteTile<true>(product, output, row, sums[0]);
-          } else {
-            WriteTile<false>(product, output, row, sums[0]);
-          }
-        };
-        if constexpr (S::kOfRows) {
-          write(OfRowTile(args, first_row / S::kRows), 0);
+        const int32_t row = first_row + lane % 4 * 2;
+        if (has_outputs && (outputs + 1) * S::kOutputs <= args.out &&
+            first_row + S::kRows <= args.m) {
+          WriteTile<true>(args, output, row, sums[0]);
         } else {
-          write(args, first_row);
+          WriteTile<false>(args, output, row, sums[0]);
         }
       }
     }
@@ -506,14 +501,13 @@ Raster RasterFor(const Int8Operands& operands) {
   return RasterOf(operands.product, S::kRows, S::kClusterBlocks * S::kOutputs, kBandRows);
 }
 
-// `most`: tiles of rows beside those of the raster, at most.
 template <typename S>
-cudaError_t LaunchTiles(const Int8Operands& operands, const Stream& stream, int64_t most = 1) {
+cudaError_t LaunchTiles(const Int8Operands& operands, const Stream& stream) {
   const Raster raster = RasterFor<S>(operands);
   const int64_t at_once = CurrentDevice().multiprocessors;
   return LaunchAs({.starts_early = true}, Int8GroupsKernel<S>,
-                  dim3(static_cast<unsigned>(std::min(raster.count() * most, at_once))),
-                  S::kThreads, S::kSharedBytes, stream, operands, raster);
+                  dim3(static_cast<unsigned>(std::min(raster.count(), at_once))), S::kThreads,
+                  S::kSharedBytes, stream, operands, raster);
 }
 
 template <int kTileRows>
@@ -558,9 +552,21 @@ cudaError_t MatmulInt8ByGroups(const Int8Operands& operands, Stream stream) {
                                           : LaunchPrompt<true>(operands, stream);
 }
 
-cudaError_t MatmulInt8OfTiles(const Int8Operands& operands, int64_t most, Stream stream) {
-  using OfRows = Shape<1, kMatmulTileRows, kPanelRows, /*kGates=*/false, /*kTilesOfRows=*/true>;
-  return LaunchTiles<OfRows>(operands, stream, most);
+cudaError_t MatmulInt8OfTiles(const Int8Operands& operands, int32_t tile_rows, Stream stream) {
+  const auto launch = [&]<int kRows>() {
+    return LaunchTiles<Shape<1, kRows, kPanelRows, /*kGates=*/false, /*kTilesOfRows=*/true>>(
+        operands, stream);
+  };
+  switch (tile_rows) {
+    case kMatmulTileRows:
+      return launch.template operator()<kMatmulTileRows>();
+    case kPanelRows:
+      return launch.template operator()<kPanelRows>();
+    case 2 * kPanelRows:
+      return launch.template operator()<2 * kPanelRows>();
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 }  // namespace winnow::kernels::cuda

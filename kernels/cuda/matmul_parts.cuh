@@ -56,24 +56,29 @@ struct Operands {
   }
 };
 
-// Tiles of rows that have a W each (MatmulTiles of matmul.h), in kernels whose blocks take one tile of outputs after the other:
-// those of all rows' first outputs come first, so that rows of one expert read its W at about the same time. Without a count
-// there is one W for all rows.
+// Tiles of rows that have a W each (MatmulTiles of matmul.h), in kernels whose blocks take one tile after the other. Without a
+// count there is one W for all rows.
 struct RowTiles {
   const int32_t* count;
   const void* const* w;
 };
+// Numbers of a tile of outputs and of one of rows. Of few rows, which stay in L2, the first outputs of all come first, so that those
+// of one expert read its W at about the same time; of many rows all outputs of some, so that rows are read once.
 struct TileOfRows {
-  int32_t outputs, rows;  // numbers of a tile of outputs and of one of rows
+  int32_t outputs, rows;
 
-  __device__ __forceinline__ TileOfRows(int32_t tile, int32_t row_tiles)
-      : outputs(tile / row_tiles), rows(tile - outputs * row_tiles) {}
+  __device__ __forceinline__ TileOfRows(int32_t tile, int32_t row_tiles, int32_t output_tiles,
+                                        bool many) {
+    const int32_t inner = many ? output_tiles : row_tiles;
+    const int32_t outer = tile / inner, rest = tile - outer * inner;
+    outputs = many ? rest : outer;
+    rows = many ? outer : rest;
+  }
 };
-
-// A product of one of these tiles of rows.
+// A product of one of these tiles of rows; `rows`: its first.
 __device__ __forceinline__ Operands OfRowTile(const Operands& args, int32_t rows) {
   Operands product = args;
-  product.y += int64_t{rows} * kMatmulTileRows * args.y_stride;
+  product.y += int64_t{rows} * args.y_stride;
   return product;
 }
 
@@ -271,16 +276,20 @@ bool HasGroupMatmul();
 // Whether MatmulBlocks() has a kernel that gates m rows. REQUIRES: m > kMatmulFewRows, StreamsBlocks(m, w), and whole slices of gates.
 bool GatesBlocks(int64_t m, const DeviceWeights& w);
 
-// MatmulTiles() of matmul.h. `operands.m` is that of a tile, and `most` how many there are at most.
+// MatmulTiles() of matmul.h; `most`: how many tiles there are at most. Of up to kMatmulFewRows rows `operands.m` is a tile's, of
+// more that of all.
 [[nodiscard]] cudaError_t MatmulBlocksOfTiles(const Operands& operands, const RowTiles& rows,
                                               int64_t most, const DeviceWeights& w, Stream stream);
 
 // Whether the current device has the kernels of matmul_int8_wgmma.cu.
 bool HasInt8GroupMatmul();
-// MatmulTiles() of kInt8. REQUIRES: HasInt8GroupMatmul().
+// The same of kInt8; args.m is that of all tiles. REQUIRES: HasInt8GroupMatmul().
 [[nodiscard]] cudaError_t MatmulRoundedTiles(const MatmulArgs& args, const DeviceWeights& w,
                                              const void* rounded, const RowTiles& rows,
-                                             int64_t most, Stream stream);
+                                             int32_t tile_rows, Stream stream);
+// And of kTensor, for tiles of 64 or 128 rows. REQUIRES: HasGroupMatmul().
+[[nodiscard]] cudaError_t MatmulTilesByGroups(const Operands& operands, const RowTiles& rows,
+                                              int32_t tile_rows, Stream stream);
 
 // REQUIRES: kExact, and m >= 1.
 [[nodiscard]] cudaError_t MatmulExact(const MatmulArgs& args, const DeviceWeights& w,

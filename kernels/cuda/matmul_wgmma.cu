@@ -23,6 +23,8 @@
 //   one chain for all inner values, 256 rows, 2 KiB       521,000 (other bits than the kernels for few rows have)
 // With many rows it is power that bounds: the card, at its 700 W, runs at 1.3 to 1.6 GHz.
 //
+// Tiles of rows that have a W each (MatmulTiles): blocks alone, of 64 or 128 rows, and a map of W for each, in memory.
+//
 // Tried and lost:
 //   any device's kernel (matmul.cu), H200, TFLOP/s at 2048 rows, 4096 x 4096 and 4096 x 14336   229, 245
 //   blocks alone, W and x from L2 for each, and W from registers                                495, 511; 561, 606 with clusters
@@ -38,6 +40,7 @@
 //   W in pieces of 64 outputs by 64 inner values, one behind the other: as fast here, but streaming 16 outputs (matmul.cu) up to
 //     9 % slower
 #include <algorithm>
+#include <cstring>
 
 #include "kernels/cuda/matmul_wgmma_parts.cuh"
 #include "kernels/cuda/tensor_map.h"
@@ -50,11 +53,12 @@ constexpr int32_t kBandRows = 8;
 [[maybe_unused]] constexpr int kMultiplyRegisters = 232, kFillRegisters = 40;
 static_assert(SharesRegisters(kMultiplyRegisters, kFillRegisters));
 
+constexpr int32_t kGroupTiles = kGroupsOutputs / 16 / kGroups;  // of W, that a warpgroup takes
+
 // A stage: rows of a panel of x, and [kGroups][kStageSlices][4] tiles of W. kStageSlices: 2, or 1 where a segment is an odd
 // number of slices; then a panel is copied for either half.
 template <int kStageSlices, int kBlockRows>
 struct Stage {
-  static constexpr int kGroupTiles = kGroupsOutputs / 16 / kGroups;
   static constexpr uint32_t kXBytes = kBlockRows * (kPanelBytes / kPanelRows);
   static constexpr uint32_t kGroupWBytes = kStageSlices * kGroupTiles * kWTileBytes;
   static constexpr uint32_t kWBytes = kGroups * kGroupWBytes;
@@ -65,9 +69,15 @@ struct Stage {
 
 #ifdef WINNOW_WGMMA
 // The place of a block's tile: clusters share outputs, its blocks have rows of their own.
-template <int kBlockRows, int kClusterBlocks>
+template <int kBlockRows, int kClusterBlocks, bool kOfRows>
 __device__ __forceinline__ void PlaceTile(const Raster& raster, int32_t tile, int rank,
                                           int32_t& first_row, int32_t& first_output) {
+  if constexpr (kOfRows) {
+    const TileOfRows at(tile, 0, raster.output_tiles, /*many=*/true);
+    first_row = at.rows * kBlockRows;
+    first_output = at.outputs * kGroupsOutputs;
+    return;
+  }
   int32_t row_tile, output_tile;
   raster.Place(tile, row_tile, output_tile);
   first_row = (row_tile * kClusterBlocks + rank) * kBlockRows;
@@ -76,16 +86,15 @@ __device__ __forceinline__ void PlaceTile(const Raster& raster, int32_t tile, in
 
 // The warpgroups that multiply: all tiles of this block, as their stages are filled, and what becomes of them. `x_at`, `w_at`: those
 // parts of the stages. `filled` and `emptied`: their barriers, of which the second hears of all warps of the cluster.
-template <int kStageSlices, int kBlockRows, int kClusterBlocks, bool kGated>
-__device__ __forceinline__ void MultiplyTiles(const Operands& args, const Raster& raster, int rank,
-                                              uint32_t x_at, uint32_t w_at, uint64_t* filled,
-                                              uint64_t* emptied) {
+template <int kStageSlices, int kBlockRows, int kClusterBlocks, bool kGated, bool kOfRows>
+__device__ __forceinline__ void MultiplyTiles(const Operands& args, const Raster& raster,
+                                              int32_t all_tiles, int rank, uint32_t x_at,
+                                              uint32_t w_at, uint64_t* filled, uint64_t* emptied) {
   using S = Stage<kStageSlices, kBlockRows>;
   constexpr int kRowTiles = kBlockRows / 8;
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const auto first_tile = static_cast<int32_t>(blockIdx.x) / kClusterBlocks;
   const auto clusters = static_cast<int32_t>(gridDim.x) / kClusterBlocks;
-  const auto all_tiles = static_cast<int32_t>(raster.count());
   InTurn<S::kCount> stage;
   // The same in all threads of a warp, which the compiler cannot know.
   const uint32_t my_w = __shfl_sync(kFullMask, w_at + warp / 4 * S::kGroupWBytes, 0);
@@ -111,7 +120,7 @@ __device__ __forceinline__ void MultiplyTiles(const Operands& args, const Raster
     FenceGroup();
 #pragma unroll
     for (int i = 0; i < kStageSlices * 2; ++i) {
-      GroupMultiplyAdd(sums, Further(w, i / 2 * (S::kGroupTiles * kWTileBytes) + i % 2 * 32),
+      GroupMultiplyAdd(sums, Further(w, i / 2 * (kGroupTiles * kWTileBytes) + i % 2 * 32),
                        Further(x, i * 32), !kBegins || i > 0);
     }
     CommitGroup();
@@ -133,7 +142,7 @@ __device__ __forceinline__ void MultiplyTiles(const Operands& args, const Raster
       AddToTile(totals, sums);
     }
     int32_t first_row, first_output;
-    PlaceTile<kBlockRows, kClusterBlocks>(raster, tile, rank, first_row, first_output);
+    PlaceTile<kBlockRows, kClusterBlocks, kOfRows>(raster, tile, rank, first_row, first_output);
     // This thread's outputs: two of W, or a gate and its up.
     const int32_t output =
         kGated ? first_output / 2 + warp * 8 + lane / 4 : first_output + warp * 16 + lane / 4;
@@ -157,10 +166,11 @@ __device__ __forceinline__ void MultiplyTiles(const Operands& args, const Raster
 #endif
 
 // kGated: `args.gated` is written; W comes eight gates and their eight ups by turns, so that a thread has both.
-template <int kStageSlices, int kBlockRows, int kClusterBlocks, bool kGated>
+// kOfRows: tiles of rows have a W each, whose maps lie in memory.
+template <int kStageSlices, int kBlockRows, int kClusterBlocks, bool kGated, bool kOfRows>
 __global__ void __launch_bounds__(kGroupsThreads, 1)
     GroupsKernel(const __grid_constant__ Operands args, const __grid_constant__ CUtensorMap of_w,
-                 const Raster raster) {
+                 const RowTiles of_rows, const Raster raster) {
 #ifdef WINNOW_WGMMA
   using S = Stage<kStageSlices, kBlockRows>;
   extern __shared__ uint4 dynamic[];
@@ -169,6 +179,8 @@ __global__ void __launch_bounds__(kGroupsThreads, 1)
   const uint32_t w_at = x_at + S::kCount * S::kXBytes;
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int rank = kClusterBlocks == 1 ? 0 : static_cast<int>(RankInCluster());
+  const int32_t all_tiles =
+      kOfRows ? raster.output_tiles * *of_rows.count : static_cast<int32_t>(raster.count());
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kCount; ++i) {
       InitBarrier(SharedAddress(filled + i));
@@ -183,24 +195,29 @@ __global__ void __launch_bounds__(kGroupsThreads, 1)
   }
   if (warp < kGroupsWarps) {
     TakeRegisters<kMultiplyRegisters>();
-    MultiplyTiles<kStageSlices, kBlockRows, kClusterBlocks, kGated>(args, raster, rank, x_at, w_at,
-                                                                    filled, emptied);
+    MultiplyTiles<kStageSlices, kBlockRows, kClusterBlocks, kGated, kOfRows>(
+        args, raster, all_tiles, rank, x_at, w_at, filled, emptied);
   } else {
     GiveUpRegisters<kFillRegisters>();
     // Copies: the last lanes W for a warpgroup each, others the rows of a panel. Of W what does not exist is zero.
     static_assert(kBlockRows / kPanelRows + 2 <= kLanes - kGroups);
     static_assert(kTensorTileBytes == kWTileBytes);
     static_assert(kClusterBlocks == 1 || kClusterBlocks == kGroups);
-    static_assert(!kGated || kClusterBlocks > 1);
+    static_assert(!kOfRows || kClusterBlocks == 1);
     const int group = lane - (kLanes - kGroups);
     const auto clusters = static_cast<int32_t>(gridDim.x) / kClusterBlocks;
-    const auto tiles = warp == kGroupsWarps ? static_cast<int32_t>(raster.count()) : 0;
+    const int32_t tiles = warp == kGroupsWarps ? all_tiles : 0;
     InTurn<S::kCount> stage;
     for (auto tile = static_cast<int32_t>(blockIdx.x) / kClusterBlocks; tile < tiles;
          tile += clusters) {
       int32_t first_row, first_output;
-      PlaceTile<kBlockRows, kClusterBlocks>(raster, tile, rank, first_row, first_output);
-      const int32_t w_tile = (first_output / 16 + group * S::kGroupTiles) / (kGated ? 2 : 1);
+      PlaceTile<kBlockRows, kClusterBlocks, kOfRows>(raster, tile, rank, first_row, first_output);
+      const void* map = &of_w;
+      if constexpr (kOfRows) {
+        map = of_rows.w[first_row / kBlockRows];
+        FenceTensorMap(map);
+      }
+      const int32_t w_tile = (first_output / 16 + group * kGroupTiles) / (kGated ? 2 : 1);
       const RowsOfLane<kBlockRows> rows(args, first_row, lane);
       for (int32_t slice = 0; slice < args.slices; slice += kStageSlices) {
         const uint32_t barrier = SharedAddress(filled + stage.index);
@@ -210,13 +227,15 @@ __global__ void __launch_bounds__(kGroupsThreads, 1)
         rows.Copy(x_at + stage.index * S::kXBytes, slice, barrier);
         if (group >= 0) {
           const uint32_t to = w_at + stage.index * S::kWBytes + group * S::kGroupWBytes;
-          if (kClusterBlocks == 1) {
-            BulkCopyTiles(to, &of_w, w_tile, slice, barrier);
+          if constexpr (kClusterBlocks == 1 && kGated) {
+            BulkCopyGatedTiles(to, map, w_tile, slice, barrier);
+          } else if constexpr (kClusterBlocks == 1) {
+            BulkCopyTiles(to, map, w_tile, slice, barrier);
           } else if (group != rank) {
           } else if constexpr (kGated) {
-            BulkCopyGatedTiles(to, &of_w, w_tile, slice, barrier, (1 << kClusterBlocks) - 1);
+            BulkCopyGatedTilesToAll(to, map, w_tile, slice, barrier, (1 << kClusterBlocks) - 1);
           } else {
-            BulkCopyTilesToAll(to, &of_w, w_tile, slice, barrier, (1 << kClusterBlocks) - 1);
+            BulkCopyTilesToAll(to, map, w_tile, slice, barrier, (1 << kClusterBlocks) - 1);
           }
         }
         stage.Next();
@@ -232,21 +251,43 @@ Raster RasterOfRows(const Operands& operands) {
   return RasterOf(operands, kBlockRows * kClusterBlocks, kGroupsOutputs, kBandRows);
 }
 
+// A map of W, of `out` outputs: gates and ups by turns, or outputs as they lie.
+bool MakeMap(const void* w, int64_t out, int32_t slices, int32_t stage_slices, bool gated,
+             CUtensorMap* map) {
+  return gated ? MakeGatedTilesMap(w, static_cast<int32_t>(out / 32), slices, kGroupTiles / 2,
+                                   stage_slices, map)
+               : MakeTilesMap(w, static_cast<int32_t>((out + 15) / 16), slices, kGroupTiles,
+                              stage_slices, map);
+}
+
 template <int kStageSlices, int kBlockRows, int kClusterBlocks, bool kGated>
 cudaError_t LaunchGroups(const Operands& operands, Stream stream) {
-  constexpr int kGroupTiles = Stage<kStageSlices, kBlockRows>::kGroupTiles;
   CUtensorMap of_w = {};
-  if (kGated ? !MakeGatedTilesMap(operands.w, operands.out / 32, operands.slices, kGroupTiles / 2,
-                                  kStageSlices, &of_w)
-             : !MakeTilesMap(operands.w, (operands.out + 15) / 16, operands.slices, kGroupTiles,
-                             kStageSlices, &of_w)) {
+  if (!MakeMap(operands.w, operands.out, operands.slices, kStageSlices, kGated, &of_w)) {
     return cudaErrorNotSupported;
   }
   thread_local ClustersAtOnce at_once;
   return LaunchRaster<kClusterBlocks>(
-      GroupsKernel<kStageSlices, kBlockRows, kClusterBlocks, kGated>,
+      GroupsKernel<kStageSlices, kBlockRows, kClusterBlocks, kGated, false>,
       Stage<kStageSlices, kBlockRows>::kAllBytes,
-      RasterOfRows<kBlockRows, kClusterBlocks>(operands), at_once, stream, operands, of_w);
+      RasterOfRows<kBlockRows, kClusterBlocks>(operands), at_once, stream, operands, of_w,
+      RowTiles{});
+}
+
+// Whether a stage is a panel: segments are whole ones then.
+bool StagesArePanels(int32_t slices) {
+  return slices % 2 == 0 && CeilDiv(slices, kMatmulSegments) % 2 == 0;
+}
+
+template <int kStageSlices, int kBlockRows, bool kGated>
+cudaError_t LaunchOfRows(const Operands& operands, const RowTiles& rows, Stream stream) {
+  const Raster raster = RasterOfRows<kBlockRows, 1>(operands);
+  if (raster.count() > 0x7fffffff / 64) return cudaErrorInvalidValue;
+  const int64_t at_once = CurrentDevice().multiprocessors;
+  return LaunchBehind(GroupsKernel<kStageSlices, kBlockRows, 1, kGated, true>,
+                      static_cast<unsigned>(std::min(raster.count(), at_once)), kGroupsThreads,
+                      Stage<kStageSlices, kBlockRows>::kAllBytes, stream, operands, CUtensorMap{},
+                      rows, raster);
 }
 
 template <int kStageSlices, int kBlockRows>
@@ -265,11 +306,12 @@ int64_t CostOf(const Operands& operands) {
 
 bool HasGroupMatmul() {
   thread_local CodeHere code;
-  return code.Has(GroupsKernel<2, kMostBlockRows, 2, false>, Stage<2, kMostBlockRows>::kAllBytes);
+  return code.Has(GroupsKernel<2, kMostBlockRows, 2, false, false>,
+                  Stage<2, kMostBlockRows>::kAllBytes);
 }
 
 cudaError_t MatmulManyRowsByGroups(const Operands& operands, Stream stream) {
-  if (operands.slices % 2 != 0 || operands.slices_per_segment % 2 != 0) {
+  if (!StagesArePanels(operands.slices)) {
     return operands.m <= 128 ? LaunchGroups<1, 128, 1, false>(operands, stream)
                              : LaunchPairs<1, 128>(operands, stream);
   }
@@ -279,6 +321,33 @@ cudaError_t MatmulManyRowsByGroups(const Operands& operands, Stream stream) {
   if (small <= std::min(middle, large)) return LaunchPairs<2, 128>(operands, stream);
   if (middle < large) return LaunchPairs<2, 176>(operands, stream);
   return LaunchPairs<2, kMostBlockRows>(operands, stream);
+}
+
+bool MakeTileMap(const DeviceWeights& w, bool gates, std::byte* map) {
+  static_assert(sizeof(CUtensorMap) == kTileMapBytes);
+  CUtensorMap made = {};
+  const int32_t slices = SlicesOf(w.in);
+  if (w.way != DeviceWeights::Way::kTensor || w.out > INT32_MAX ||
+      !MakeMap(w.data, w.out, slices, StagesArePanels(slices) ? 2 : 1, gates, &made)) {
+    return false;
+  }
+  std::memcpy(map, &made, sizeof made);
+  return true;
+}
+
+cudaError_t MatmulTilesByGroups(const Operands& operands, const RowTiles& rows, int32_t tile_rows,
+                                Stream stream) {
+  const auto of_stages = [&]<int kStageSlices>() {
+    const auto of_rows = [&]<int kBlockRows>() {
+      return operands.gated == nullptr
+                 ? LaunchOfRows<kStageSlices, kBlockRows, false>(operands, rows, stream)
+                 : LaunchOfRows<kStageSlices, kBlockRows, true>(operands, rows, stream);
+    };
+    return tile_rows == kPanelRows ? of_rows.template operator()<kPanelRows>()
+                                   : of_rows.template operator()<2 * kPanelRows>();
+  };
+  return StagesArePanels(operands.slices) ? of_stages.template operator()<2>()
+                                          : of_stages.template operator()<1>();
 }
 
 }  // namespace winnow::kernels::cuda

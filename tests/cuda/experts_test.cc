@@ -97,6 +97,8 @@ class CudaExpertsTest : public CudaBackendFixture {
     Matrix logits(m, static_cast<int64_t>(layer.down.size()), 0);
     for (int64_t i = 0; i < m; ++i) std::copy_n(states.row(i), normed.cols(), result.row(i));
     auto of_normed = Put(normed), of_result = Put(result), of_logits = Put(logits);
+    Matrix scratch(backend_->RoutedExpertRows(m * per_token, logits.cols()), normed.cols(), 0);
+    auto of_scratch = Put(scratch);
     const Tensor x = of_normed.tensor.RowRange(0, m);
     backend_->Matmul(x, *layer.router, of_logits.tensor, {});
     const bool done = backend_->AddRoutedExperts({.experts = set,
@@ -104,7 +106,8 @@ class CudaExpertsTest : public CudaBackendFixture {
                                                   .normalize = true,
                                                   .logits = of_logits.tensor,
                                                   .normed = x,
-                                                  .hidden = of_result.tensor});
+                                                  .hidden = of_result.tensor,
+                                                  .rows = of_scratch.tensor});
     of_result.Fetch();
     return done;
   }
@@ -256,8 +259,10 @@ TEST_F(CudaExpertsTest, RowsThatTheDeviceRoutesHaveTheBitsOfThoseOfTheHost) {
       const Layer layer = AnyLayer(experts, hidden, width, type);
       const auto set = backend_->MakeExpertSet(MatricesOf(layer));
       ASSERT_NE(set, nullptr);
-      const int64_t most = std::min<int64_t>(1024, experts * 8) / per_token;
-      for (const int64_t m : {int64_t{1}, std::min<int64_t>(random_.Int(2, 9), most), most}) {
+      // Up to so many rows tiles are small ones.
+      const int64_t few = std::min<int64_t>(1024, experts * 8) / per_token;
+      for (const int64_t m : {int64_t{1}, std::min<int64_t>(random_.Int(2, 9), few), few,
+                              few + random_.Int(1, 40), random_.Int(300, 1200)}) {
         SCOPED_TRACE(testing::Message()
                      << WeightTypeName(type) << ", " << m << " rows to " << per_token << " of "
                      << experts << ", " << hidden << " by " << width);
@@ -306,18 +311,35 @@ TEST_F(CudaExpertsTest, ABrokenRowHarmsNoOther) {
   }
 }
 
-TEST_F(CudaExpertsTest, TheHostRoutesWhatTheDeviceDoesNot) {
-  const Layer layer = AnyLayer(8, 256, 128, WeightType::kBF16);
+TEST_F(CudaExpertsTest, RowsThatFindNoRoomAtOnceGoOneAfterTheOther) {
+  SCOPED_TRACE(Seed());
+  // What 32,000 slots make between their products is more than the workspace is meant for.
+  const int64_t m = 4000, per_token = 8, hidden = 512;
+  const Layer layer = AnyLayer(32, hidden, 1024, WeightType::kI8x128);
   const auto set = backend_->MakeExpertSet(MatricesOf(layer));
   ASSERT_NE(set, nullptr);
-  Matrix normed = Matrix::Normal(random_, 33, 256), result(33, 256);
-  const Matrix states = Matrix::Normal(random_, 33, 256);
-  EXPECT_TRUE(AddOnDevice(layer, *set, normed, states, 32, 2, result));
-  EXPECT_FALSE(AddOnDevice(layer, *set, normed, states, 33, 2, result));
+  Matrix normed = Matrix::Normal(random_, m, hidden);
+  const Matrix states = Matrix::Normal(random_, m, hidden);
+  Matrix actual(m, hidden);
+  ASSERT_TRUE(AddOnDevice(layer, *set, normed, states, m, per_token, actual));
+  EXPECT_TRUE(SameBits(actual, Add(layer, normed, states, 0, m, per_token)));
+}
+
+TEST_F(CudaExpertsTest, TheHostRoutesWhatTheDeviceDoesNot) {
+  SCOPED_TRACE(Seed());
+  // Experts of so many outputs that each keeps the device busy.
+  const Layer wide = AnyLayer(4, 64, 12800, WeightType::kBF16);
+  const auto of_wide = backend_->MakeExpertSet(MatricesOf(wide));
+  ASSERT_NE(of_wide, nullptr);
+  Matrix normed = Matrix::Normal(random_, 17, 64), result(17, 64);
+  const Matrix states = Matrix::Normal(random_, 17, 64);
+  EXPECT_TRUE(AddOnDevice(wide, *of_wide, normed, states, 16, 2, result));
+  EXPECT_FALSE(AddOnDevice(wide, *of_wide, normed, states, 17, 2, result));
   EXPECT_TRUE(SameBits(result, states));  // nothing is done
 
   // Matrices that are not of one kind, or of several parts, or exact.
   const Layer other = AnyLayer(1, 256, 128, WeightType::kQ8_0);
+  const Layer layer = AnyLayer(8, 256, 128, WeightType::kBF16);
   std::vector<ExpertMatrices> matrices = MatricesOf(layer);
   matrices[3].down = other.down[0].get();
   EXPECT_EQ(backend_->MakeExpertSet(matrices), nullptr);
