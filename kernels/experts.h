@@ -22,7 +22,7 @@
 
 namespace winnow::kernels {
 
-// A warp of a GPU routes a row, and a lane keeps a bit for each of its experts.
+// A warp of a GPU routes a row, and a lane keeps the logits of its experts.
 inline constexpr int64_t kExpertsMax = 1024;
 
 constexpr double RouteExpertsBytes(int64_t m, int64_t experts, int64_t per_token) {

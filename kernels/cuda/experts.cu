@@ -1,5 +1,5 @@
-// Mapping. A warp routes a row: lane l has experts l, l + 32, ..., and finds each slot's expert by a reduction over its own
-// that are left. A block copies a row, or adds up a piece of one. Tiles: one block counts slots by expert and gives each expert as
+// Mapping. A warp routes a row: lane l has experts l, l + 32, ..., and finds each slot's expert by two reductions: the largest of
+// what is left, and the lowest of the experts that have it. A block copies a row, or adds up a piece of one. Tiles: one block counts slots by expert and gives each expert as
 // many tiles as they take, where there are few slots the same that routes them; the tiles' rows are made by as many warps as the most
 // tiles would need, of which those without a tile end at once.
 #include "kernels/cuda/experts.h"
@@ -20,23 +20,31 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kRouteWarps = 4;
 constexpr int kWarp = 32;
-static_assert(kExpertsMax <= kWarp * 32);  // a lane's experts are the bits of a word
+
+// Logits as integers in their order; NaN as minus infinity (fmaxf passes over it), -0 as 0.
+__device__ __forceinline__ uint32_t KeyOf(float logit) {
+  const uint32_t bits = __float_as_uint(__fadd_rn(fmaxf(-INFINITY, logit), 0.0f));
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float LogitOf(uint32_t key) {
+  return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
+}
 
 // A row's experts and their weights, by a warp, whose lanes have up to kMine experts each.
 template <int kMine>
 __device__ __forceinline__ void RouteRow(const float* logits, int32_t experts, int32_t per_token,
                                          bool normalize, int32_t lane, int32_t* ids,
                                          float* weights) {
+  uint32_t keys[kMine], largest_key = 0;  // 0: of no logit; taken, or no expert
   float mine[kMine];
-  // fmaxf passes over a NaN.
-  float largest = -INFINITY;
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
     const int32_t e = lane + i * kWarp;
     mine[i] = e < experts ? logits[e] : -INFINITY;
-    largest = fmaxf(largest, mine[i]);
+    keys[i] = e < experts ? KeyOf(mine[i]) : 0;
+    largest_key = max(largest_key, keys[i]);
   }
-  largest = WarpMax(largest);
+  const float largest = LogitOf(__reduce_max_sync(kFullMask, largest_key));
   float all = 0.0f;
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
@@ -44,35 +52,27 @@ __device__ __forceinline__ void RouteRow(const float* logits, int32_t experts, i
   }
   all = WarpSum(all);
 
-  uint32_t taken = 0;
   float chosen = 0.0f;
   for (int32_t slot = 0; slot < per_token; ++slot) {
-    float best = -INFINITY;
+    uint32_t best = 0;
     int32_t id = experts;
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-      const int32_t e = lane + i * kWarp;
-      const float key = fmaxf(-INFINITY, mine[i]);
-      if (e >= experts || (taken >> i & 1) != 0 || (id < experts && key <= best)) continue;
-      best = key;
-      id = e;
+      if (keys[i] <= best) continue;
+      best = keys[i];
+      id = lane + i * kWarp;
     }
+    const uint32_t of_all = __reduce_max_sync(kFullMask, best);
+    const auto taken = static_cast<int32_t>(
+        __reduce_min_sync(kFullMask, static_cast<uint32_t>(best == of_all ? id : experts)));
 #pragma unroll
-    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-      const float other = __shfl_xor_sync(kFullMask, best, distance);
-      const int32_t other_id = __shfl_xor_sync(kFullMask, id, distance);
-      // A lane without experts that are left has the id `experts`, which is above all others.
-      const bool none = id == experts, takes = other > best || (other == best && other_id < id);
-      if (other_id < experts && (none || takes)) {
-        best = other;
-        id = other_id;
-      }
+    for (int i = 0; i < kMine; ++i) {
+      if (lane + i * kWarp == taken) keys[i] = 0;
     }
-    if (id % kWarp == lane) taken |= 1u << (id / kWarp);
-    const float of_slot = expf(logits[id] - largest);
+    const float of_slot = expf(LogitOf(of_all) - largest);
     chosen += of_slot;
     if (lane == 0) {
-      ids[slot] = id;
+      ids[slot] = taken;
       weights[slot] = of_slot;
     }
   }
@@ -112,9 +112,21 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp)
 // Tiles and places of slots, by one block. A thread has an expert, and slots.
 constexpr int kPlaceThreads = kExpertsMax;
 
+// What finds the matrices of a thread's expert, read before others' results are there.
+struct OfThread {
+  const void *gate_up = nullptr, *down = nullptr;
+
+  __device__ __forceinline__ OfThread(const void* const* all_gate_up, const void* const* all_down,
+                                      int32_t experts) {
+    if (static_cast<int32_t>(threadIdx.x) < experts) {
+      gate_up = all_gate_up[threadIdx.x];
+      down = all_down[threadIdx.x];
+    }
+  }
+};
+
 __device__ __forceinline__ void PlaceSlots(const int32_t* ids, int32_t slots, int32_t per_token,
-                                           const void* const* gate_up, const void* const* down,
-                                           const ExpertTiles& tiles) {
+                                           const OfThread& of_thread, const ExpertTiles& tiles) {
   constexpr int kWarps = kPlaceThreads / kWarp;
   __shared__ int32_t of_expert[kExpertsMax], first_tile[kExpertsMax];
   __shared__ uint32_t scan[kWarps];
@@ -132,8 +144,8 @@ __device__ __forceinline__ void PlaceSlots(const int32_t* ids, int32_t slots, in
       static_cast<int32_t>(BlockExclusiveScan<kWarps>(static_cast<uint32_t>(mine), scan, &count));
   first_tile[thread] = first;
   for (int32_t tile = first; tile < first + mine; ++tile) {
-    tiles.gate_up[tile] = gate_up[thread];
-    tiles.down[tile] = down[thread];
+    tiles.gate_up[tile] = of_thread.gate_up;
+    tiles.down[tile] = of_thread.down;
   }
   const int32_t places = static_cast<int32_t>(count) * tiles.tile_rows;
   for (int32_t place = thread; place < places; place += kPlaceThreads) {
@@ -154,6 +166,7 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
                        const void* const* down, const __grid_constant__ ExpertTiles tiles) {
   __shared__ int32_t ids[kRoutedTogether];
   LetNextStart();
+  const OfThread of_thread(gate_up, down, routing.experts);
   WaitForEarlier();
   const auto thread = static_cast<int32_t>(threadIdx.x);
   for (int32_t row = thread / kWarp; row < routing.rows; row += kPlaceThreads / kWarp) {
@@ -162,16 +175,17 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
                     ids + row * routing.per_token, routing.weights + row * routing.weights_stride);
   }
   __syncthreads();
-  PlaceSlots(ids, routing.rows * routing.per_token, routing.per_token, gate_up, down, tiles);
+  PlaceSlots(ids, routing.rows * routing.per_token, routing.per_token, of_thread, tiles);
 }
 
 __global__ void __launch_bounds__(kPlaceThreads, 1)
-    PlaceSlotsKernel(const int32_t* ids, int32_t slots, int32_t per_token,
+    PlaceSlotsKernel(const int32_t* ids, int32_t slots, int32_t per_token, int32_t experts,
                      const void* const* gate_up, const void* const* down,
                      const __grid_constant__ ExpertTiles tiles) {
   LetNextStart();
+  const OfThread of_thread(gate_up, down, experts);
   WaitForEarlier();
-  PlaceSlots(ids, slots, per_token, gate_up, down, tiles);
+  PlaceSlots(ids, slots, per_token, of_thread, tiles);
 }
 
 // What a tile's row is made of: a row of x, or zeros where its place has none; or silu(gate) * up of its place.
@@ -197,8 +211,8 @@ template <bool kSilu>
 __global__ void __launch_bounds__(kThreads)
     OrderTilesKernel(const float* x, int64_t stride, int32_t cols,
                      const __grid_constant__ ExpertTiles tiles, uint4* to) {
-  LetNextStart();
   WaitForEarlier();
+  LetNextStart();  // products read what the kernel before this one wrote
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarp;
   const int32_t place = static_cast<int32_t>(blockIdx.x) * 8 + lane / 4;
   const auto slice = static_cast<int32_t>(blockIdx.y * (kThreads / kWarp) + threadIdx.x / kWarp);
@@ -220,8 +234,8 @@ __global__ void __launch_bounds__(kThreads)
     RoundTilesKernel(const float* x, int64_t stride, int32_t cols,
                      const __grid_constant__ ExpertTiles tiles,
                      const __grid_constant__ RoundedRows to) {
-  LetNextStart();
   WaitForEarlier();
+  LetNextStart();  // products read what the kernel before this one wrote
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarp;
   const auto place = static_cast<int32_t>(blockIdx.x);
   const auto group = static_cast<int32_t>(blockIdx.y * (kThreads / kWarp) + threadIdx.x / kWarp);
@@ -333,8 +347,8 @@ cudaError_t RouteToTiles(const DeviceMatrix& logits, bool normalize, const void*
     return error;
   }
   return Launch(PlaceSlotsKernel, 1, kPlaceThreads, 0, stream, false, ids,
-                static_cast<int32_t>(slots), static_cast<int32_t>(weights.cols), gate_up, down,
-                tiles);
+                static_cast<int32_t>(slots), static_cast<int32_t>(weights.cols),
+                static_cast<int32_t>(logits.cols), gate_up, down, tiles);
 }
 
 cudaError_t OrderTiles(const DeviceMatrix& x, const ExpertTiles& tiles, bool rounded, void* to,

@@ -184,7 +184,7 @@ constexpr int kStageBytes = kStageSlices * kWTileBytes;
 constexpr int kStreamRing = 6;  // stages of a warp
 constexpr size_t kStreamSharedBytes = size_t{kMatmulSegments} * kStreamRing * kStageBytes;
 
-// kOfRows: tiles of rows that have a W each, which are known when the kernels before have ended.
+// kOfRows: tiles of rows that have a W each.
 template <bool kDirect, int kRowTiles, bool kOfRows>
 __global__ void __launch_bounds__(kThreads, kStreamBlocks)
     StreamKernel(const __grid_constant__ Operands args, const RowTiles of_rows) {
@@ -197,11 +197,7 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
   __shared__ float4
       parts[2][kMatmulSegments][kRowTiles][kLanes];  // of this tile and of the one before
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  int32_t row_tiles = 1;
-  if constexpr (kOfRows) {
-    WaitForEarlier();
-    row_tiles = *of_rows.count;
-  }
+  const int32_t row_tiles = kOfRows ? of_rows.Count() : 1;
   const int32_t tiles = (args.out + 15) / 16 * row_tiles;
   const int32_t blocks = static_cast<int32_t>(gridDim.x);
   const int32_t first = min(warp * args.slices_per_segment, args.slices);
@@ -223,7 +219,7 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
   const auto w_of = [&](int32_t tile) {
     if constexpr (kOfRows) {
       const TileOfRows at(tile, row_tiles, 0, /*many=*/false);
-      return static_cast<const uint4*>(of_rows.w[at.rows]) +
+      return static_cast<const uint4*>(of_rows.W(at.rows)) +
              int64_t{at.outputs} * args.slices * kWTilePieces;
     } else {
       return args.w + int64_t{tile} * args.slices * kWTilePieces;
@@ -250,10 +246,10 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
   // One stage after the other, while the kernel ahead still runs: 4 MB on their way keep HBM busy, and what that
   // kernel reads would wait behind 25.
   for (int i = 0; i < kRing; ++i) {
-    if (!kOfRows && i > 0 && i <= stages) WaitForPhase(barriers_at + 8 * (i - 1), 0);
+    if (i > 0 && i <= stages) WaitForPhase(barriers_at + 8 * (i - 1), 0);
     ask();
   }
-  if constexpr (!kOfRows) WaitForEarlier();
+  WaitForEarlier();
   LetNextStart();
 
   const uint4* ordered = kDirect ? nullptr : args.x + lane;

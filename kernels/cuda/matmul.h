@@ -128,7 +128,8 @@ struct TiledMatmulArgs {
       nullptr;  // OrderedTilesBytes: rows in order, or rounded, those of a tile after those of the one before
   float* y = nullptr;  // [tiles * tile_rows][out]
   int64_t y_stride = 0;
-  const int32_t* count = nullptr;  // in device memory, as is
+  // In device memory, as is w. The kernel before calls LetNextStart (launch.cuh) when what wrote them has ended.
+  const int32_t* count = nullptr;
   const void* const* w = nullptr;  // [count] W of each; where NeedsTileMaps() its map
   int64_t most = 0;                // tiles, at most
   int32_t tile_rows = kMatmulTileRows;

@@ -40,7 +40,7 @@ struct Ring {
 };
 
 // kDirect: x as it is, float32; one tile of rows.
-// kOfRows: tiles of rows that have a W each, which are known when the kernels before have ended.
+// kOfRows: tiles of rows that have a W each.
 template <WeightType kType, int kRowTiles, bool kDirect, bool kOfRows>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     BlockStreamKernel(const __grid_constant__ BlockOperands operands, const RowTiles of_rows) {
@@ -56,11 +56,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   __shared__ uint64_t barriers[kMatmulSegments][R::kSlots];
   __shared__ float4 parts[R::kPartBuffers][kMatmulSegments][kRowTiles][kLanes];
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  int32_t row_tiles = 1;
-  if constexpr (kOfRows) {
-    WaitForEarlier();
-    row_tiles = *of_rows.count;
-  }
+  const int32_t row_tiles = kOfRows ? of_rows.Count() : 1;
   const int32_t output_tiles = (args.out + 15) / 16, tiles = output_tiles * row_tiles;
   const int32_t blocks = static_cast<int32_t>(gridDim.x);
   const int32_t first = min(warp * args.slices_per_segment, args.slices);
@@ -86,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     if constexpr (kOfRows) {
       // Beyond the last tile, which nobody asks for, there is none.
       const TileOfRows at(min(tile, tiles - 1), row_tiles, output_tiles, kRowTiles > 1);
-      blocks_of = static_cast<const std::byte*>(of_rows.w[at.rows]);
+      blocks_of = static_cast<const std::byte*>(of_rows.W(at.rows));
       outputs = at.outputs;
     }
     return blocks_of + int64_t{outputs} * operands.tile_bytes +
@@ -116,10 +112,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   };
   // One after the other while the kernel ahead still runs, as in StreamKernel.
   for (int i = 0; i < R::kSlots; ++i) {
-    if (!kOfRows && i > 0 && i <= stages) WaitForPhase(barriers_at + 8 * (i - 1), 0);
+    if (i > 0 && i <= stages) WaitForPhase(barriers_at + 8 * (i - 1), 0);
     ask();
   }
-  if constexpr (!kOfRows) WaitForEarlier();
+  WaitForEarlier();
   LetNextStart();
 
   // With one tile of rows, those past the last one are read as the first: their sums are not used. Slices past a segment's

@@ -1,10 +1,11 @@
 // Mapping, kExact: W as [in / 4][out] groups of four values. An element of y is one chain of additions, which takes its time however
 // many units there are; so a thread has an output and the chains of four rows, a warp 32 outputs, and a block up to 16 rows. Both
-// operands come through a ring in shared memory, where all lanes read x at once; all four warps fill it, also those without a row.
+// operands come through a ring in shared memory, which a fifth warp fills; all lanes read x at once.
 //
 // A router's product, 128 outputs of 2048 values, bfloat16, in a step (H200, us; 2026-11-29):            1 row   8 rows
 //   a block of 128 outputs and 16 rows, W read where it is used                                          54      250
-//   as it is, but blocks of as many warps as rows need, which then wait for their own copies             39       35
+//   a ring filled by those who multiply, blocks of as many warps as rows need                            39       35
+//   the same, always four warps, that read the next two groups while they add two                        24       17
 #include <algorithm>
 
 #include "kernels/cuda/device_math.cuh"
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kExactRows = 4;  // of a thread
 constexpr int kExactWarps = 4;
-constexpr int kExactThreads = kExactWarps * kLanes;
+constexpr int kExactThreads = (kExactWarps + 1) * kLanes;
 constexpr int kExactBlockRows = kExactWarps * kExactRows;
 constexpr int kExactGroups = 32;  // of a stage of the ring
 constexpr int kExactDepth = kExactGroups * 4;
@@ -87,6 +88,18 @@ struct Group<DType::kF16> {
   }
 };
 
+// From shared memory, in this order among other reads.
+__device__ __forceinline__ void LoadGroup(uint32_t at, Group<DType::kF32>& group) {
+  float values[4];
+  LoadShared(at, values);
+  group.v = make_float4(values[0], values[1], values[2], values[3]);
+}
+template <DType kStorage>
+__device__ __forceinline__ void LoadGroup(uint32_t at, Group<kStorage>& group) {
+  const float2 words = LoadSharedPair(at);
+  group.v = make_uint2(__float_as_uint(words.x), __float_as_uint(words.y));
+}
+
 template <DType kStorage>
 struct ExactStage {
   Group<kStorage> w[kExactGroups][kLanes];
@@ -107,40 +120,50 @@ __global__ void __launch_bounds__(kExactThreads)
   const auto rows = static_cast<int32_t>(min(int64_t{kExactBlockRows}, args.m - first_row));
   const int32_t stages = (in + kExactDepth - 1) / kExactDepth;
 
-  // Of outputs and inner values that do not exist zeros.
-  const auto copy_w = [&](int32_t stage) {
-    Stage& to = ring[stage % kExactStages];
-    const int32_t first = stage * kExactGroups + warp;
-    const Group<kStorage>* from = w + int64_t{first} * out + output;
+  if (warp == kExactWarps) {
+    // Copies. Outputs and inner values that do not exist are zeros, and rows nobody's.
+    const auto copy_w = [&](int32_t stage) {
+      Stage& to = ring[stage % kExactStages];
+      const Group<kStorage>* from = w + int64_t{stage} * kExactGroups * out + output;
+#pragma unroll 8
+      for (int32_t k = 0; k < kExactGroups; ++k, from += out) {
+        const bool exists = output < out && (stage * kExactGroups + k) * 4 < in;
+        CopyAsync<sizeof(Group<kStorage>)>(SharedAddress(&to.w[k][lane]), exists ? from : w,
+                                           exists);
+      }
+    };
+    const auto copy_x = [&](int32_t stage) {
+      auto* const to = reinterpret_cast<float*>(ring[stage % kExactStages].x) + lane;
+      for (int32_t row = 0; row < rows; ++row) {
+        const float* const from = args.x + (first_row + row) * args.x_stride;
 #pragma unroll
-    for (int32_t k = 0; k < kExactGroups; k += kExactWarps) {
-      const bool exists = output < out && (first + k) * 4 < in;
-      CopyAsync<sizeof(Group<kStorage>)>(SharedAddress(&to.w[k + warp][lane]), exists ? from : w,
-                                         exists);
-      from += int64_t{kExactWarps} * out;
+        for (int32_t i = 0; i < kExactDepth; i += kLanes) {
+          const int32_t column = stage * kExactDepth + i + lane;
+          const bool exists = column < in;
+          CopyAsync<sizeof(float)>(SharedAddress(to + row * kExactDepth + i),
+                                   exists ? from + column : from, exists);
+        }
+      }
+      CommitCopies();
+    };
+    for (int32_t s = 0; s < kExactStages - 1; ++s) copy_w(s);
+    WaitForEarlier();
+    LetNextStart();
+    for (int32_t s = 0; s < kExactStages - 1; ++s) copy_x(s);
+    for (int32_t stage = 0; stage < stages; ++stage) {
+      WaitForCopies<kExactStages - 2>();
+      __syncthreads();  // this stage is here, and the one before has been read
+      copy_w(stage + kExactStages - 1);
+      copy_x(stage + kExactStages - 1);
     }
-  };
-  // Rows that do not exist are nobody's.
-  const auto copy_x = [&](int32_t stage) {
-    static_assert(kExactThreads == kExactDepth);
-    auto* const to = reinterpret_cast<float*>(ring[stage % kExactStages].x) + thread;
-    const int32_t column = stage * kExactDepth + thread;
-    const bool exists = column < in;
-    const float* from = exists ? args.x + first_row * args.x_stride + column : args.x;
-    for (int32_t row = 0; row < rows; ++row) {
-      CopyAsync<sizeof(float)>(SharedAddress(to + row * kExactDepth), from, exists);
-      if (exists) from += args.x_stride;
-    }
-    CommitCopies();
-  };
-  for (int32_t s = 0; s < kExactStages - 1; ++s) copy_w(s);
+    return;
+  }
   WaitForEarlier();
   LetNextStart();
-  for (int32_t s = 0; s < kExactStages - 1; ++s) copy_x(s);
 
   struct Values {
     Group<kStorage> w;
-    float4 x[kExactRows];
+    float x[kExactRows][4];
   };
   float sums[kExactRows] = {};
   const auto add = [&](const Values& values, int count) {
@@ -148,40 +171,41 @@ __global__ void __launch_bounds__(kExactThreads)
     values.w.Widen(weights);
 #pragma unroll
     for (int r = 0; r < kExactRows; ++r) {
-      const float4& x = values.x[r];
-      sums[r] = __fmaf_rn(x.x, weights[0], sums[r]);
-      if (count > 1) sums[r] = __fmaf_rn(x.y, weights[1], sums[r]);
-      if (count > 2) sums[r] = __fmaf_rn(x.z, weights[2], sums[r]);
-      if (count > 3) sums[r] = __fmaf_rn(x.w, weights[3], sums[r]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i < count) sums[r] = __fmaf_rn(values.x[r][i], weights[i], sums[r]);
+      }
     }
   };
   for (int32_t stage = 0; stage < stages; ++stage) {
-    WaitForCopies<kExactStages - 2>();
-    __syncthreads();  // this stage is here, and the one before has been read
-    copy_w(stage + kExactStages - 1);
-    copy_x(stage + kExactStages - 1);
+    __syncthreads();
     if (warp * kExactRows >= rows) continue;
     const Stage& here = ring[stage % kExactStages];
+    const uint32_t w_at = SharedAddress(&here.w[0][lane]);
+    const uint32_t x_at = SharedAddress(here.x[warp * kExactRows]);
     const auto load = [&](int32_t k, Values& to) {
-      to.w = here.w[k][lane];
+      LoadGroup(w_at + k * static_cast<int>(sizeof here.w[0]), to.w);
 #pragma unroll
-      for (int r = 0; r < kExactRows; ++r) to.x[r] = here.x[warp * kExactRows + r][k];
+      for (int r = 0; r < kExactRows; ++r) {
+        LoadShared(x_at + (r * kExactGroups + k) * static_cast<int>(sizeof(float4)), to.x[r]);
+      }
     };
     const int32_t count = min(kExactDepth, in - stage * kExactDepth);
     if (count == kExactDepth) {
-      // The next two groups are read while two are added.
-      Values values[2][2];
-      load(0, values[0][0]);
-      load(1, values[0][1]);
+      // Four groups are read while four are added. (Those who order instructions would put each read where it is used.)
+      constexpr int kAtOnce = 4;
+      Values values[2][kAtOnce];
 #pragma unroll
-      for (int32_t k = 0; k < kExactGroups; k += 2) {
-        Values(&now)[2] = values[k / 2 % 2], (&next)[2] = values[(k / 2 + 1) % 2];
-        if (k + 2 < kExactGroups) {
-          load(k + 2, next[0]);
-          load(k + 3, next[1]);
+      for (int i = 0; i < kAtOnce; ++i) load(i, values[0][i]);
+#pragma unroll
+      for (int32_t k = 0; k < kExactGroups; k += kAtOnce) {
+        const int now = k / kAtOnce % 2;
+        if (k + kAtOnce < kExactGroups) {
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) load(k + kAtOnce + i, values[1 - now][i]);
         }
-        add(now[0], 4);
-        add(now[1], 4);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) add(values[now][i], 4);
       }
     } else {
       Values values;

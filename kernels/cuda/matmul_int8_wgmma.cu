@@ -71,7 +71,7 @@ constexpr int kFillRegisters = 40;
 constexpr int32_t kNarrowRows = 4;
 
 // kMultipliers: warpgroups that multiply; kRows: of a tile; kTileOutputs: outputs of a warpgroup, 64 or 32; kOfRows: tiles of rows
-// that have a W each, which are known when the kernels before have ended.
+// that have a W each.
 template <int kMultiplierGroups, int kTileRows, int kTileOutputs = kPanelRows, bool kGates = false,
           bool kTilesOfRows = false>
 struct Shape {
@@ -256,11 +256,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   }
   const auto first_tile = static_cast<int32_t>(blockIdx.x) / kClusterBlocks;
   const auto clusters = static_cast<int32_t>(gridDim.x) / kClusterBlocks;
-  int32_t row_tiles = 1;
-  if constexpr (S::kOfRows) {
-    WaitForEarlier();
-    row_tiles = *operands.of_rows.count;
-  }
+  const int32_t row_tiles = S::kOfRows ? operands.of_rows.Count() : 1;
   const int32_t all_tiles =
       S::kOfRows ? raster.output_tiles * row_tiles : static_cast<int32_t>(raster.count());
   if (warp >= S::kWarps) {
@@ -308,7 +304,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       PlaceTile<S>(raster, row_tiles, tile, rank, first_row, outputs);
       const uint8_t* w = operands.w;
       if constexpr (S::kOfRows) {
-        w = static_cast<const uint8_t*>(operands.of_rows.w[first_row / S::kRows]);
+        w = static_cast<const uint8_t*>(operands.of_rows.W(first_row / S::kRows));
       }
       each([&](int i, int copy) {
         if (S::kOfRows && copy >= S::kWCopies) {
@@ -367,8 +363,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       stage.Next();
     };
     // W does not wait for the kernel before, as far as stages are free. All tiles have rows: the first has a group.
-    const int32_t early =
-        !S::kOfRows && filler < S::kWCopies && !args.new_weights ? min(S::kStages, groups) : 0;
+    const int32_t early = filler < S::kWCopies && !args.new_weights ? min(S::kStages, groups) : 0;
     if (filler < kCopies && first_tile < all_tiles && IsElected()) {
       begin(first_tile);
       for (int32_t group = 0; group < early; ++group) copy_group(group);

@@ -57,10 +57,17 @@ struct Operands {
 };
 
 // Tiles of rows that have a W each (MatmulTiles of matmul.h), in kernels whose blocks take one tile after the other. Without a
-// count there is one W for all rows.
+// count there is one W for all rows. Read from L2, also before WaitForEarlier(): the kernel before lets this one start when what
+// wrote them has ended.
 struct RowTiles {
   const int32_t* count;
   const void* const* w;
+
+  __device__ __forceinline__ int32_t Count() const { return __ldcg(count); }
+  __device__ __forceinline__ const void* W(int32_t tile) const {
+    return reinterpret_cast<const void*>(
+        __ldcg(reinterpret_cast<const unsigned long long*>(w + tile)));
+  }
 };
 // Numbers of a tile of outputs and of one of rows. Of few rows, which stay in L2, the first outputs of all come first, so that those
 // of one expert read its W at about the same time; of many rows all outputs of some, so that rows are read once.

@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kGroupsThreads, 1)
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int rank = kClusterBlocks == 1 ? 0 : static_cast<int>(RankInCluster());
   const int32_t all_tiles =
-      kOfRows ? raster.output_tiles * *of_rows.count : static_cast<int32_t>(raster.count());
+      kOfRows ? raster.output_tiles * of_rows.Count() : static_cast<int32_t>(raster.count());
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kCount; ++i) {
       InitBarrier(SharedAddress(filled + i));
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kGroupsThreads, 1)
       PlaceTile<kBlockRows, kClusterBlocks, kOfRows>(raster, tile, rank, first_row, first_output);
       const void* map = &of_w;
       if constexpr (kOfRows) {
-        map = of_rows.w[first_row / kBlockRows];
+        map = of_rows.W(first_row / kBlockRows);
         FenceTensorMap(map);
       }
       const int32_t w_tile = (first_output / 16 + group * kGroupTiles) / (kGated ? 2 : 1);
