@@ -197,7 +197,7 @@ void CudaBackend::AddExpertsOf(const RoutedExpertsArgs& args, int64_t first, int
   const auto& set = static_cast<const CudaExpertSet&>(args.experts);
   const DeviceWeights &gate_up = set.gate_up.kind, &down = set.down.kind;
   const ExpertsWorkspace at(args, set.count, gate_up, down, m, tile_rows);
-  if (!Grow(experts_, at.size_bytes, "experts")) return;
+  if (!Prepare(experts_, at.size_bytes, {at.count, sizeof(int32_t)}, {1}, "experts")) return;
   std::byte* const base = experts_.data();
   const auto floats = [&](size_t offset) { return reinterpret_cast<float*>(base + offset); };
   const auto integers = [&](size_t offset) { return reinterpret_cast<int32_t*>(base + offset); };
@@ -241,8 +241,7 @@ void CudaBackend::AddExpertsOf(const RoutedExpertsArgs& args, int64_t first, int
       (gates || Good(SiluMulTiles(gated, tiles, set.down.is_int8(), base + at.activated, stream()),
                      "gates of experts")) &&
       multiply(at.activated, given, nullptr, tiles.down, down) &&
-      Good(cuda::AddExpertRows(given, tiles.place_of_slot, weights,
-                               MatrixOf(args.hidden.RowRange(first, m)), stream()),
+      Good(AddTiles(given, tiles, weights, MatrixOf(args.hidden.RowRange(first, m)), stream()),
            "adding what experts give"));
 }
 

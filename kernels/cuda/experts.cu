@@ -157,7 +157,11 @@ __device__ __forceinline__ void PlaceSlots(const int32_t* ids, int32_t slots, in
     tiles.place_of_slot[slot] = place;
     tiles.row_of_place[place] = slot / per_token;
   }
-  if (thread == 0) *tiles.count = static_cast<int32_t>(count);
+  __syncthreads();
+  if (thread == 0) {
+    __threadfence();
+    *reinterpret_cast<volatile int32_t*>(tiles.count) = static_cast<int32_t>(count);
+  }
 }
 
 template <int kMine>
@@ -165,9 +169,9 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
     RouteToTilesKernel(const __grid_constant__ Routing routing, const void* const* gate_up,
                        const void* const* down, const __grid_constant__ ExpertTiles tiles) {
   __shared__ int32_t ids[kRoutedTogether];
-  LetNextStart();
   const OfThread of_thread(gate_up, down, routing.experts);
   WaitForEarlier();
+  LetNextStart();  // not sooner: the products find the count that the layer before left (ExpertTiles)
   const auto thread = static_cast<int32_t>(threadIdx.x);
   for (int32_t row = thread / kWarp; row < routing.rows; row += kPlaceThreads / kWarp) {
     RouteRow<kMine>(routing.logits + row * routing.logits_stride, routing.experts,
@@ -182,9 +186,9 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
     PlaceSlotsKernel(const int32_t* ids, int32_t slots, int32_t per_token, int32_t experts,
                      const void* const* gate_up, const void* const* down,
                      const __grid_constant__ ExpertTiles tiles) {
-  LetNextStart();
   const OfThread of_thread(gate_up, down, experts);
   WaitForEarlier();
+  LetNextStart();  // not sooner: the products find the count that the layer before left (ExpertTiles)
   PlaceSlots(ids, slots, per_token, of_thread, tiles);
 }
 
@@ -211,8 +215,8 @@ template <bool kSilu>
 __global__ void __launch_bounds__(kThreads)
     OrderTilesKernel(const float* x, int64_t stride, int32_t cols,
                      const __grid_constant__ ExpertTiles tiles, uint4* to) {
+  LetNextStart();
   WaitForEarlier();
-  LetNextStart();  // products read what the kernel before this one wrote
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarp;
   const int32_t place = static_cast<int32_t>(blockIdx.x) * 8 + lane / 4;
   const auto slice = static_cast<int32_t>(blockIdx.y * (kThreads / kWarp) + threadIdx.x / kWarp);
@@ -234,8 +238,8 @@ __global__ void __launch_bounds__(kThreads)
     RoundTilesKernel(const float* x, int64_t stride, int32_t cols,
                      const __grid_constant__ ExpertTiles tiles,
                      const __grid_constant__ RoundedRows to) {
+  LetNextStart();
   WaitForEarlier();
-  LetNextStart();  // products read what the kernel before this one wrote
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarp;
   const auto place = static_cast<int32_t>(blockIdx.x);
   const auto group = static_cast<int32_t>(blockIdx.y * (kThreads / kWarp) + threadIdx.x / kWarp);
@@ -285,9 +289,11 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     AddKernel(const float* x, int64_t x_stride, const int32_t* places, const float* weights,
-              int64_t weights_stride, int32_t per_token, float* y, int64_t y_stride, int32_t cols) {
+              int64_t weights_stride, int32_t per_token, float* y, int64_t y_stride, int32_t cols,
+              int32_t* count) {
   LetNextStart();
   WaitForEarlier();
+  if (count != nullptr && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *count = 0;
   const int32_t column = blockIdx.y * kThreads + threadIdx.x;
   if (column >= cols) return;
   places += int64_t{blockIdx.x} * per_token;
@@ -372,8 +378,11 @@ cudaError_t GatherExpertRows(const DeviceMatrix& x, const int32_t* rows, const D
                 x.stride, rows, out.data, out.stride, static_cast<int32_t>(out.cols));
 }
 
-cudaError_t AddExpertRows(const DeviceMatrix& x, const int32_t* places, const DeviceMatrix& weights,
-                          const DeviceMatrix& y, Stream stream) {
+namespace {
+
+// `count`: set to 0, or null.
+cudaError_t Add(const DeviceMatrix& x, const int32_t* places, const DeviceMatrix& weights,
+                const DeviceMatrix& y, int32_t* count, const Stream& stream) {
   const int64_t pieces = CeilDiv(y.cols, kThreads);
   if (weights.rows > INT32_MAX || pieces > 65535 || x.cols != y.cols || y.rows < weights.rows) {
     return cudaErrorInvalidValue;
@@ -382,7 +391,19 @@ cudaError_t AddExpertRows(const DeviceMatrix& x, const int32_t* places, const De
   const dim3 grid(static_cast<unsigned>(weights.rows), static_cast<unsigned>(pieces));
   return Launch(AddKernel, grid, kThreads, 0, stream, false, x.data, x.stride, places, weights.data,
                 weights.stride, static_cast<int32_t>(weights.cols), y.data, y.stride,
-                static_cast<int32_t>(y.cols));
+                static_cast<int32_t>(y.cols), count);
+}
+
+}  // namespace
+
+cudaError_t AddExpertRows(const DeviceMatrix& x, const int32_t* places, const DeviceMatrix& weights,
+                          const DeviceMatrix& y, Stream stream) {
+  return Add(x, places, weights, y, nullptr, stream);
+}
+
+cudaError_t AddTiles(const DeviceMatrix& x, const ExpertTiles& tiles, const DeviceMatrix& weights,
+                     const DeviceMatrix& y, Stream stream) {
+  return Add(x, tiles.place_of_slot, weights, y, tiles.count, stream);
 }
 
 }  // namespace winnow::kernels::cuda

@@ -35,7 +35,9 @@ constexpr int64_t MostExpertTiles(int64_t slots, int64_t experts, int32_t tile_r
   return some + (slots - some) / tile_rows;
 }
 
-// In device memory; `most` is MostExpertTiles of the call's slots.
+// In device memory; `most` is MostExpertTiles of the call's slots. The count is 0 but between RouteToTiles and AddTiles: so the
+// products, which begin before their rows are there, know when W can be found (RowTiles of matmul_parts.cuh). REQUIRES: it was
+// zeroed once, and the three calls and products between are launched in their order, one layer after the other.
 struct ExpertTiles {
   int32_t* count = nullptr;          // [1] how many there are
   const void** gate_up = nullptr;    // [most] what finds W of a tile's expert
@@ -59,6 +61,10 @@ struct ExpertTiles {
                                      void* to, Stream stream);
 [[nodiscard]] cudaError_t SiluMulTiles(const DeviceMatrix& gate_up, const ExpertTiles& tiles,
                                        bool rounded, void* to, Stream stream);
+// AddExpertRows of what tiles give, x [places][n]; and the count is 0 again.
+[[nodiscard]] cudaError_t AddTiles(const DeviceMatrix& x, const ExpertTiles& tiles,
+                                   const DeviceMatrix& weights, const DeviceMatrix& y,
+                                   Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

@@ -128,7 +128,7 @@ struct TiledMatmulArgs {
       nullptr;  // OrderedTilesBytes: rows in order, or rounded, those of a tile after those of the one before
   float* y = nullptr;  // [tiles * tile_rows][out]
   int64_t y_stride = 0;
-  // In device memory, as is w. The kernel before calls LetNextStart (launch.cuh) when what wrote them has ended.
+  // In device memory, as is w: 0 until whoever writes both has done so, which is waited for. Such a kernel must have been launched.
   const int32_t* count = nullptr;
   const void* const* w = nullptr;  // [count] W of each; where NeedsTileMaps() its map
   int64_t most = 0;                // tiles, at most

@@ -6,6 +6,7 @@
 //   a block of 128 outputs and 16 rows, W read where it is used                                          54      250
 //   a ring filled by those who multiply, blocks of as many warps as rows need                            39       35
 //   the same, always four warps, that read the next two groups while they add two                        24       17
+//   as it is, without the barriers between reads and additions                                           17       19
 #include <algorithm>
 
 #include "kernels/cuda/device_math.cuh"
@@ -192,7 +193,7 @@ __global__ void __launch_bounds__(kExactThreads)
     };
     const int32_t count = min(kExactDepth, in - stage * kExactDepth);
     if (count == kExactDepth) {
-      // Four groups are read while four are added. (Those who order instructions would put each read where it is used.)
+      // Four groups are read while four are added; the barrier keeps each read from being put where it is used.
       constexpr int kAtOnce = 4;
       Values values[2][kAtOnce];
 #pragma unroll
@@ -204,6 +205,7 @@ __global__ void __launch_bounds__(kExactThreads)
 #pragma unroll
           for (int i = 0; i < kAtOnce; ++i) load(k + kAtOnce + i, values[1 - now][i]);
         }
+        __syncwarp();
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) add(values[now][i], 4);
       }

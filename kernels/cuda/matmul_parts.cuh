@@ -57,13 +57,19 @@ struct Operands {
 };
 
 // Tiles of rows that have a W each (MatmulTiles of matmul.h), in kernels whose blocks take one tile after the other. Without a
-// count there is one W for all rows. Read from L2, also before WaitForEarlier(): the kernel before lets this one start when what
-// wrote them has ended.
+// count there is one W for all rows. They can be read before WaitForEarlier(), by which W is on its way when its rows come:
+// Count() waits for whoever writes them, and the rest comes from L2.
 struct RowTiles {
   const int32_t* count;
   const void* const* w;
 
-  __device__ __forceinline__ int32_t Count() const { return __ldcg(count); }
+  __device__ __forceinline__ int32_t Count() const {
+    int32_t tiles;
+    do {
+      asm volatile("ld.acquire.gpu.s32 %0, [%1];" : "=r"(tiles) : "l"(count) : "memory");
+    } while (tiles == 0);
+    return tiles;
+  }
   __device__ __forceinline__ const void* W(int32_t tile) const {
     return reinterpret_cast<const void*>(
         __ldcg(reinterpret_cast<const unsigned long long*>(w + tile)));

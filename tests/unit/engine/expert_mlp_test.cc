@@ -270,6 +270,76 @@ TEST_F(ExpertModelTest, ADeviceIsWaitedForAndGivesTheSameLogits) {
   EXPECT_GE(device.waits, 2);
 }
 
+// A device that routes up to `most` rows by itself: each slot's products alone.
+class RoutingDevice : public PretendedDevice {
+ public:
+  explicit RoutingDevice(kernels::Backend& cpu) : PretendedDevice(cpu), cpu_(cpu) {}
+  int64_t most = 0;
+  int sets = 0, calls = 0, refusals = 0;
+
+  std::unique_ptr<kernels::ExpertSet> MakeExpertSet(
+      std::span<const kernels::ExpertMatrices> experts) override {
+    ++sets;
+    auto set = std::make_unique<Set>();
+    set->experts.assign(experts.begin(), experts.end());
+    return set;
+  }
+  bool AddRoutedExperts(const kernels::RoutedExpertsArgs& args) override {
+    const int64_t m = args.normed.rows, slots = m * args.per_token;
+    if (m > most) {
+      ++refusals;
+      return false;
+    }
+    ++calls;
+    EXPECT_GE(args.rows.rows, slots);
+    const auto& experts = static_cast<const Set&>(args.experts).experts;
+    std::vector<int32_t> ids(slots), places(slots);
+    std::vector<float> weights(slots);
+    const auto view = [](std::vector<float>& values, int64_t rows) {
+      const auto cols = static_cast<int64_t>(values.size()) / rows;
+      return kernels::Tensor{values.data(), DType::kF32, rows, cols, cols};
+    };
+    cpu_.RouteExperts(args.logits, args.normalize, ids.data(), view(weights, m));
+    for (int64_t slot = 0; slot < slots; ++slot) {
+      const kernels::ExpertMatrices& expert = experts[ids[slot]];
+      std::vector<float> gated(expert.gate_up->out_features()), activated(gated.size() / 2);
+      const int64_t row = slot / args.per_token;
+      cpu_.Matmul(args.normed.RowRange(row, 1), *expert.gate_up, view(gated, 1), {});
+      cpu_.SiluMatmul(view(gated, 1), *expert.down, view(activated, 1), args.rows.RowRange(slot, 1),
+                      {});
+      places[slot] = static_cast<int32_t>(slot);
+    }
+    cpu_.AddExpertRows(args.rows.RowRange(0, slots), places, view(weights, m), args.hidden);
+    return true;
+  }
+
+ private:
+  struct Set final : public kernels::ExpertSet {
+    std::vector<kernels::ExpertMatrices> experts;
+  };
+  kernels::Backend& cpu_;
+};
+
+TEST_F(ExpertModelTest, ADeviceThatRoutesIsNotWaitedForAndTheHostRoutesTheRest) {
+  const auto cpu = kernels::MakeCpuBackend("auto", 2);
+  const auto of_cpu = Make(*cpu, WeightStorage::kWide);
+  RoutingDevice device(*cpu);
+  const auto of_device = Make(device, WeightStorage::kWide);
+  EXPECT_EQ(device.sets, 2);
+  const std::vector<int32_t> blocks = testing::ShuffledBlocks(*of_cpu, random_);
+  const auto expected = testing::Run(*of_cpu, tokens_, 0, blocks, kTokens, 50);
+  device.most = 50;
+  EXPECT_EQ(testing::Run(*of_device, tokens_, 0, blocks, kTokens, 50), expected);
+  EXPECT_GT(device.calls, 0);
+  EXPECT_EQ(device.refusals, 0);
+  EXPECT_LE(device.waits, 3);
+  // Rows that it does not take.
+  device.most = 49;
+  device.calls = 0;
+  EXPECT_EQ(testing::Run(*of_device, tokens_, 0, blocks, kTokens, 50), expected);
+  EXPECT_GT(device.refusals, 0);
+}
+
 TEST_F(ExpertModelTest, ADeviceThatFailsInALayerOfExpertsMakesItUnavailable) {
   const auto cpu = kernels::MakeCpuBackend("auto", 2);
   for (const int waits : {0, 1}) {  // in the first of its layers, and in the second
