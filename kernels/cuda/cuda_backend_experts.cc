@@ -12,11 +12,11 @@
 namespace winnow::kernels::cuda {
 namespace {
 
-// What all of a layer's experts have in common, and what finds the matrices of each: their addresses, and maps for the tiles of
-// many rows where those need them.
+// A layer's experts: the kind that all of their matrices are of, and what finds those of each, which are addresses, and maps where
+// tiles of many rows need them.
 class CudaExpertSet final : public ExpertSet {
  public:
-  // Of gates and ups, or of the others.
+  // Gates and ups, or down projections.
   struct Matrices {
     DeviceWeights kind;
     Buffer addresses;                // [experts]
@@ -35,7 +35,7 @@ class CudaExpertSet final : public ExpertSet {
 
 constexpr int32_t kPanelTileRows = 64;
 
-// Where what AddRoutedExperts makes of m rows lies in its workspace.
+// Places in the workspace of AddRoutedExperts for m rows, in bytes from its begin.
 struct ExpertsWorkspace {
   ExpertsWorkspace(const RoutedExpertsArgs& args, int64_t experts, const DeviceWeights& of_gates,
                    const DeviceWeights& of_down, int64_t m, int32_t tile_rows) {

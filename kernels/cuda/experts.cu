@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp)
 // Tiles and places of slots, by one block. A thread has an expert, and slots.
 constexpr int kPlaceThreads = kExpertsMax;
 
-// What finds the matrices of a thread's expert, read before others' results are there.
+// Finders of the matrices of a thread's expert, read before others' results are there.
 struct OfThread {
   const void *gate_up = nullptr, *down = nullptr;
 
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
   PlaceSlots(ids, slots, per_token, of_thread, tiles);
 }
 
-// What a tile's row is made of: a row of x, or zeros where its place has none; or silu(gate) * up of its place.
+// Source of a tile's row: a row of x, or zeros where its place has none; or silu(gate) * up of its place.
 template <bool kSilu>
 struct TileRow {
   const float* from;

@@ -10,6 +10,8 @@
 //
 // WaitForEarlier is called on every path through a kernel and before anything is written: the next
 // kernel waits for this one alone, and takes it that all before it have ended too.
+// (One exception: products of tiles read before WaitForEarlier() what an earlier kernel writes, and wait for it by a word that
+// it writes last; matmul_parts.cuh, RowTiles.)
 // A kernel that is launched by LaunchBehind() waits as a whole, and may stand between; if it calls both, the next one
 // stands ready behind it all the same.
 #ifndef WINNOW_KERNELS_CUDA_LAUNCH_CUH_

@@ -124,8 +124,8 @@ struct MatmulArgs {
 inline constexpr int32_t kMatmulTileRows = 8;
 inline constexpr int64_t kMostTiledRows = int64_t{1} << 18;  // of all tiles
 struct TiledMatmulArgs {
-  const void* x =
-      nullptr;  // OrderedTilesBytes: rows in order, or rounded, those of a tile after those of the one before
+  // OrderedTilesBytes: rows in order, or rounded, those of a tile after those of the one before.
+  const void* x = nullptr;
   float* y = nullptr;  // [tiles * tile_rows][out]
   int64_t y_stride = 0;
   // In device memory, as is w: 0 until whoever writes both has done so, which is waited for. Such a kernel must have been launched.
@@ -133,8 +133,8 @@ struct TiledMatmulArgs {
   const void* const* w = nullptr;  // [count] W of each; where NeedsTileMaps() its map
   int64_t most = 0;                // tiles, at most
   int32_t tile_rows = kMatmulTileRows;
-  void* gated =
-      nullptr;  // in place of y: silu(gate) * up in the order of the next product, where GatesTiles()
+  // In place of y: silu(gate) * up in the order of the next product, where GatesTiles().
+  void* gated = nullptr;
 };
 // Whether many rows of W's outputs alone keep the current device busy.
 bool FillsDevice(const DeviceWeights& w);

@@ -89,7 +89,7 @@ struct Group<DType::kF16> {
   }
 };
 
-// From shared memory, in this order among other reads.
+// Reads from shared memory, in this order among others.
 __device__ __forceinline__ void LoadGroup(uint32_t at, Group<DType::kF32>& group) {
   float values[4];
   LoadShared(at, values);

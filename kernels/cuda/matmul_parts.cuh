@@ -296,7 +296,7 @@ bool GatesBlocks(int64_t m, const DeviceWeights& w);
 
 // Whether the current device has the kernels of matmul_int8_wgmma.cu.
 bool HasInt8GroupMatmul();
-// The same of kInt8; args.m is that of all tiles. REQUIRES: HasInt8GroupMatmul().
+// MatmulTiles() of kInt8; args.m is that of all tiles. REQUIRES: HasInt8GroupMatmul().
 [[nodiscard]] cudaError_t MatmulRoundedTiles(const MatmulArgs& args, const DeviceWeights& w,
                                              const void* rounded, const RowTiles& rows,
                                              int32_t tile_rows, Stream stream);

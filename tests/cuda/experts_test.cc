@@ -313,7 +313,7 @@ TEST_F(CudaExpertsTest, ABrokenRowHarmsNoOther) {
 
 TEST_F(CudaExpertsTest, RowsThatFindNoRoomAtOnceGoOneAfterTheOther) {
   SCOPED_TRACE(Seed());
-  // What 32,000 slots make between their products is more than the workspace is meant for.
+  // 32,000 slots make more between their products than the workspace is meant for.
   const int64_t m = 4000, per_token = 8, hidden = 512;
   const Layer layer = AnyLayer(32, hidden, 1024, WeightType::kI8x128);
   const auto set = backend_->MakeExpertSet(MatricesOf(layer));
