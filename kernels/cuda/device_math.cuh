@@ -193,6 +193,15 @@ __device__ __forceinline__ void MultiplyAddUnsigned16x8x32(int32_t (&c)[4], cons
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Integers in the order of their floats, -0 and 0 the same, and back. (NaNs lie at the ends.)
+__device__ __forceinline__ uint32_t KeyOf(float value) {
+  const uint32_t bits = __float_as_uint(__fadd_rn(value, 0.0f));
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float FloatOfKey(uint32_t key) {
+  return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
+}
+
 template <typename Number>
 __device__ __forceinline__ Number WarpSum(Number x) {
 #pragma unroll

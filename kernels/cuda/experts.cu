@@ -1,7 +1,7 @@
 // Mapping. A warp routes a row: lane l has experts l, l + 32, ..., and finds each slot's expert by two reductions: the largest of
-// what is left, and the lowest of the experts that have it. A block copies a row, or adds up a piece of one. Tiles: one block counts slots by expert and gives each expert as
-// many tiles as they take, where there are few slots the same that routes them; the tiles' rows are made by as many warps as the most
-// tiles would need, of which those without a tile end at once.
+// what is left, and the lowest of the experts that have it. A block copies a row, or adds up a piece of one. Tiles: one block counts
+// slots by expert and gives each expert as many tiles as they take, where there are few slots the same that routes them; the tiles'
+// rows are made by as many warps as the most tiles would need, of which those without a tile end at once.
 #include "kernels/cuda/experts.h"
 
 #include <algorithm>
@@ -21,15 +21,6 @@ constexpr int kThreads = 256;
 constexpr int kRouteWarps = 4;
 constexpr int kWarp = 32;
 
-// Logits as integers in their order; NaN as minus infinity (fmaxf passes over it), -0 as 0.
-__device__ __forceinline__ uint32_t KeyOf(float logit) {
-  const uint32_t bits = __float_as_uint(__fadd_rn(fmaxf(-INFINITY, logit), 0.0f));
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-__device__ __forceinline__ float LogitOf(uint32_t key) {
-  return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
-}
-
 // A row's experts and their weights, by a warp, whose lanes have up to kMine experts each.
 template <int kMine>
 __device__ __forceinline__ void RouteRow(const float* logits, int32_t experts, int32_t per_token,
@@ -41,10 +32,10 @@ __device__ __forceinline__ void RouteRow(const float* logits, int32_t experts, i
   for (int i = 0; i < kMine; ++i) {
     const int32_t e = lane + i * kWarp;
     mine[i] = e < experts ? logits[e] : -INFINITY;
-    keys[i] = e < experts ? KeyOf(mine[i]) : 0;
+    keys[i] = e < experts ? KeyOf(fmaxf(-INFINITY, mine[i])) : 0;  // of NaN that of minus infinity
     largest_key = max(largest_key, keys[i]);
   }
-  const float largest = LogitOf(__reduce_max_sync(kFullMask, largest_key));
+  const float largest = FloatOfKey(__reduce_max_sync(kFullMask, largest_key));
   float all = 0.0f;
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
@@ -69,7 +60,7 @@ __device__ __forceinline__ void RouteRow(const float* logits, int32_t experts, i
     for (int i = 0; i < kMine; ++i) {
       if (lane + i * kWarp == taken) keys[i] = 0;
     }
-    const float of_slot = expf(LogitOf(of_all) - largest);
+    const float of_slot = expf(FloatOfKey(of_all) - largest);
     chosen += of_slot;
     if (lane == 0) {
       ids[slot] = taken;

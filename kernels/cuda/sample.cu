@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, 1) SampleKernel(const __grid_constan
   Row<kParts> r(v, values, first, count);
   uint64_t largest = r.Largest();
   SampleStatus status = StatusOf(largest);
-  const float raw_max = LogitOf(static_cast<uint32_t>(largest >> 32));
+  const float raw_max = FloatOfKey(static_cast<uint32_t>(largest >> 32));
   double log_sum = 0;
   int32_t num_top = 0;
   const Edge everything;
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, 1) SampleKernel(const __grid_constan
   int32_t token =
       row.given >= 0 ? row.given : static_cast<int32_t>(~static_cast<uint32_t>(largest));
   if (status == SampleStatus::kOk && row.given < 0 && row.temperature > 0) {
-    const float max = LogitOf(static_cast<uint32_t>(largest >> 32));
+    const float max = FloatOfKey(static_cast<uint32_t>(largest >> 32));
     const Weigher weigh(max, row.temperature);
     const float scale = fminf(kBucketsPerUnit / row.temperature, FLT_MAX);
     Edge edge;
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, 1) SampleKernel(const __grid_constan
       int place = 0;
       for (int32_t i = 0; i < num_top; ++i) place += v.top[i] > mine ? 1 : 0;
       result.top[place] = {static_cast<int32_t>(~static_cast<uint32_t>(mine)),
-                           logprob(LogitOf(static_cast<uint32_t>(mine >> 32)))};
+                           logprob(FloatOfKey(static_cast<uint32_t>(mine >> 32)))};
     }
   }
   MeetParts<kParts>();  // no part goes while another may still read from it

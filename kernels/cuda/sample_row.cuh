@@ -46,14 +46,7 @@ __device__ __forceinline__ uint32_t AddOne(uint32_t* shared, uint32_t part) {
 
 // ---- numbers ----
 
-// Orders as logits do, -0 and 0 the same.
-__device__ __forceinline__ uint32_t KeyOf(float logit) {
-  const uint32_t bits = __float_as_uint(__fadd_rn(logit, 0.0f));
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-__device__ __forceinline__ float LogitOf(uint32_t key) {
-  return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
-}
+// Keys of logits (KeyOf).
 inline constexpr uint32_t kLeastKey = 0x007fffff;     // of minus infinity
 inline constexpr uint32_t kInfinityKey = 0xff800000;  // of infinity
 inline constexpr uint32_t kNanKey = 0xffffffff;       // NaNs, of either sign, are given this one
@@ -200,10 +193,10 @@ class Row {
     // The logits of the bucket: between the largest in it or beyond, and the smallest in it or before.
     const uint32_t found = v_.bucket;
     uint32_t low = Least(kLeastKey, KeyOf(largest),
-                         [&](uint32_t key) { return bucket_of(LogitOf(key)) <= found; });
+                         [&](uint32_t key) { return bucket_of(FloatOfKey(key)) <= found; });
     uint32_t high =
         found == 0 ? KeyOf(largest) : Least(kLeastKey, KeyOf(largest), [&](uint32_t key) {
-                                        return bucket_of(LogitOf(key)) < found;
+                                        return bucket_of(FloatOfKey(key)) < found;
                                       }) - 1;
     while (low < high) {
       const int bits = 32 - __clz(high - low);
@@ -224,7 +217,7 @@ class Row {
     }
     // Of equals as many as are needed.
     Edge edge{low, all.key == low ? all.last_id : INT32_MAX};
-    const uint64_t of_one = measure(LogitOf(low));
+    const uint64_t of_one = measure(FloatOfKey(low));
     const uint64_t needed = (target - v_.before + of_one - 1) / of_one;
     if (needed * of_one < v_.inside) {
       const Edge equals = edge;

@@ -12,11 +12,6 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 
-__device__ __forceinline__ uint32_t KeyOf(float score) {
-  const uint32_t bits = __float_as_uint(__fadd_rn(score, 0.0f));  // -0 becomes 0
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
 // The number of set flags of the block's threads before this one, and of all.
 __device__ __forceinline__ uint32_t CountBefore(bool flag, uint32_t* warp_counts, uint32_t* all) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
