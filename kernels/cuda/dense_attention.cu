@@ -726,7 +726,14 @@ cudaError_t LaunchSideBySide(const DenseAttentionShape& shape, Args& args,
 template <DType kKv, int kHeadDim>
 cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, Stream stream) {
   constexpr int kInTurnThreads = kInTurnWarps * kLanes, kSplitThreads = kSplitWarps * kLanes;
+  const bool whole_units = !shape.portable && CurrentDevice().hopper &&
+                           shape.layout.block_tokens % kDenseUnitTokens == 0;
   if (shape.way == DenseWay::kInTurn) {
+    CUtensorMap map;
+    if (!HasScales(kKv) && whole_units && HasPairAttention(kHeadDim) &&
+        MakeTensorMap(args.pool, 2 * kHeadDim, kDenseUnitTokens, &map)) {
+      return AttendInTurnByPairs(shape, args, map, stream);
+    }
     if (!shape.portable && HasGroupAttention(kHeadDim)) {
       return AttendInTurnByGroups(shape, args, stream);
     }
@@ -739,8 +746,6 @@ cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, Stream stream
                                   : SharedBytes<PaddedRows<kHeadDim>>();
     return LaunchBehind(kernel, grid, kInTurnThreads, kBytes, stream, args);
   }
-  const bool whole_units = !shape.portable && CurrentDevice().hopper &&
-                           shape.layout.block_tokens % kDenseUnitTokens == 0;
   if constexpr (HasScales(kKv)) {
     if (whole_units) {
       return LaunchSideBySide<kHeadDim, CodesRing<kKv, kHeadDim, kSplitThreads, true>, true>(

@@ -1,7 +1,8 @@
 // Shared by the files of dense attention; no one else includes it.
 //
 //   dense_attention.cu               kInTurn and kSideBySide on any device
-//   dense_attention_wgmma.cu         kInTurn on Hopper
+//   dense_attention_pairs.cu         kInTurn on Hopper, of bfloat16 in blocks of whole units
+//   dense_attention_wgmma.cu         kInTurn on Hopper, of 8-bit types and of other blocks
 //   dense_attention_splits_warp.cu   kSideBySide on Hopper, of up to eight rows
 //   dense_attention_splits_wgmma.cu  kSideBySide on Hopper, of more than 16 rows
 #ifndef WINNOW_KERNELS_CUDA_DENSE_ATTENTION_PARTS_CUH_
@@ -10,6 +11,7 @@
 #include "kernels/cuda/dense_attention.h"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/kv_rows.cuh"
+#include "kernels/cuda/tensor_map.h"
 
 namespace winnow::kernels::cuda::dense {
 
@@ -152,6 +154,12 @@ struct CodeRows {
   }
 };
 
+// A place of 16 bytes of an operand of a warpgroup's instructions, 64 rows by 64 channels a panel: `piece` of row `row`.
+__device__ __forceinline__ uint32_t OperandPieceAt(int row, int piece) {
+  return piece / 8 * (kDenseUnitTokens * kTensorTileRowBytes) + row * kTensorTileRowBytes +
+         ((piece % 8) ^ (row % kTensorSwizzleRows)) * 16;
+}
+
 // What weights are relative to, at most kSlack less than the largest score, and the sum of weights of a
 // thread's rows, lane / 4 and 8 more, over a part of the keys. The
 // sum is the thread's own share until it is joined.
@@ -200,36 +208,57 @@ __device__ __forceinline__ float PowerOfTwo(float x) {
 // power of two: nearly always once a split is enough, and the sums so far need not be multiplied.
 constexpr float kSlack = 8.0f;
 
+// The largest score of a unit is `top`: what a row's weights of it are relative to. `max`: that of the units before, which
+// becomes this one's. `keep`: what the sums so far are to be multiplied by.
+__device__ __forceinline__ float BaseOf(float top, float& max, float& keep) {
+  const float next = top > max + kSlack ? top : max;
+  // A row that has seen nothing so far: its weights are zero, not 2^(-inf + inf).
+  const float base = next == -INFINITY ? 0.0f : next;
+  keep = next == max ? 1.0f : PowerOfTwo(max - base);
+  max = next;
+  return base;
+}
+
+// Weights of two tokens, rounded, which join the sum of their row.
+__device__ __forceinline__ uint32_t AddWeights(float first, float second, float& sum) {
+  const uint32_t pair = PackBf16(first, second);
+  sum = __fadd_rn(sum, __fadd_rn(WidenLow(pair), WidenHigh(pair)));
+  return pair;
+}
+
+// Scores of tokens from `first_token` on that a row does not see. `sees[r]`: the keys that row r sees.
+template <int kTiles>
+__device__ __forceinline__ void HideScores(float (&scores)[kTiles][4], int32_t first_token,
+                                           const int32_t (&sees)[2]) {
+  const int pair = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (first_token + n * 8 + pair + e % 2 >= sees[e / 2]) scores[n][e] = -INFINITY;
+    }
+  }
+}
+
 // A unit's scores become weights, as the second product wants them; `keep`: what the sums so far are
-// to be multiplied by. `sees[r]`: the keys that row r sees.
+// to be multiplied by.
 __device__ __forceinline__ void Weigh(float (&scores)[2 * kUnitTiles][4], int32_t first_token,
                                       const int32_t (&sees)[2], RowSums& sums,
                                       uint32_t (&weights)[kUnitTiles][4], float (&keep)[2]) {
-  const int pair = threadIdx.x % 4 * 2;
   if (first_token + kDenseUnitTokens > min(sees[0], sees[1])) {
-#pragma unroll
-    for (int n = 0; n < 2 * kUnitTiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (first_token + n * 8 + pair + e % 2 >= sees[e / 2]) scores[n][e] = -INFINITY;
-      }
-    }
+    HideScores(scores, first_token, sees);
   }
   float base[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float unit_max = -INFINITY;
+    float top = -INFINITY;
 #pragma unroll
     for (int n = 0; n < 2 * kUnitTiles; ++n) {
-      unit_max = fmaxf(unit_max, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
+      top = fmaxf(top, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
     }
-    unit_max = fmaxf(unit_max, __shfl_xor_sync(kFullMask, unit_max, 1));
-    unit_max = fmaxf(unit_max, __shfl_xor_sync(kFullMask, unit_max, 2));
-    const float max = unit_max > sums.max[r] + kSlack ? unit_max : sums.max[r];
-    // A row that has seen nothing so far: its weights are zero, not 2^(-inf + inf).
-    base[r] = max == -INFINITY ? 0.0f : max;
-    keep[r] = max == sums.max[r] ? 1.0f : PowerOfTwo(sums.max[r] - base[r]);
-    sums.max[r] = max;
+    top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 2));
+    base[r] = BaseOf(top, sums.max[r], keep[r]);
     sums.sum[r] = __fmul_rn(sums.sum[r], keep[r]);
   }
 #pragma unroll
@@ -237,12 +266,32 @@ __device__ __forceinline__ void Weigh(float (&scores)[2 * kUnitTiles][4], int32_
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // (row, tokens), (row + 8, tokens), and eight tokens on
       const int n = 2 * tile + i / 2, r = i % 2;
-      const uint32_t pair_of = PackBf16(PowerOfTwo(__fsub_rn(scores[n][2 * r], base[r])),
-                                        PowerOfTwo(__fsub_rn(scores[n][2 * r + 1], base[r])));
-      weights[tile][i] = pair_of;
-      sums.sum[r] = __fadd_rn(sums.sum[r], __fadd_rn(WidenLow(pair_of), WidenHigh(pair_of)));
+      weights[tile][i] =
+          AddWeights(PowerOfTwo(__fsub_rn(scores[n][2 * r], base[r])),
+                     PowerOfTwo(__fsub_rn(scores[n][2 * r + 1], base[r])), sums.sum[r]);
     }
   }
+}
+
+// A row of a chunk: what it sees, where its token lies in q and out, and its first channel there. One that does not exist sees
+// nothing, and lies where the chunk's last one does.
+struct RowPlace {
+  int32_t sees;
+  int64_t token_row;
+  int64_t channel;
+};
+template <int kHeadDim>
+__device__ __forceinline__ RowPlace PlaceOfRow(const Args& args, const DeviceChunk& chunk,
+                                               int32_t kv_head, int32_t row) {
+  const int32_t group = args.group.divisor(), num_rows = chunk.num_tokens * group;
+  const int32_t held = min(row, num_rows - 1), token = args.group.Divide(held);
+  return {row < num_rows ? chunk.position + token + 1 : 0, chunk.first_row + token,
+          int64_t{kv_head * group + held - token * group} * kHeadDim};
+}
+
+// Whether rows of floats lie so that two of even number can be reached in one access.
+__device__ __forceinline__ bool InPairs(const float* rows, int64_t stride) {
+  return reinterpret_cast<uint64_t>(rows) % 8 == 0 && stride % 2 == 0;
 }
 
 // Rows `first_row` on of a chunk: what each sees, where it lies in out, and its query, scaled.
@@ -251,26 +300,34 @@ __device__ __forceinline__ void LoadRows(const Args& args, const DeviceChunk& ch
                                          int32_t kv_head, int32_t first_row, int32_t (&sees)[2],
                                          int64_t (&at)[2], uint32_t (&q)[kHeadDim / 16][4]) {
   const int lane = threadIdx.x % kLanes;
-  const int32_t group = args.group.divisor(), num_rows = chunk.num_tokens * group;
+  const float* from[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int32_t row = first_row + lane / 4 + 8 * r;
-    const bool exists = row < num_rows;
-    const int32_t token = args.group.Divide(exists ? row : 0);
-    const int32_t query_head = kv_head * group + (exists ? row - token * group : 0);
-    sees[r] = exists ? chunk.position + token + 1 : 0;
-    const int64_t token_row = chunk.first_row + token;
-    at[r] = token_row * args.out_stride + int64_t{query_head} * kHeadDim;
-    const float* from = args.q + token_row * args.q_stride + int64_t{query_head} * kHeadDim;
+    const RowPlace place = PlaceOfRow<kHeadDim>(args, chunk, kv_head, first_row + lane / 4 + 8 * r);
+    sees[r] = place.sees;
+    at[r] = place.token_row * args.out_stride + place.channel;
+    from[r] = args.q + place.token_row * args.q_stride + place.channel + lane % 4 * 2;
+  }
+  // All are asked for before the first is used.
+  float2 loaded[2][kHeadDim / 8];
+  const auto load = [&](auto pair_from) {
 #pragma unroll
-    for (int step = 0; step < kHeadDim / 16; ++step) {
+    for (int r = 0; r < 2; ++r) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int c = step * 16 + half * 8 + lane % 4 * 2;
-        q[step][half * 2 + r] = exists ? PackBf16(__fmul_rn(from[c], args.scale_log2),
-                                                  __fmul_rn(from[c + 1], args.scale_log2))
-                                       : 0;
-      }
+      for (int i = 0; i < kHeadDim / 8; ++i) loaded[r][i] = pair_from(from[r] + i * 8);
+    }
+  };
+  if (InPairs(args.q, args.q_stride)) {
+    load([](const float* pair) { return *reinterpret_cast<const float2*>(pair); });
+  } else {
+    load([](const float* pair) { return make_float2(pair[0], pair[1]); });
+  }
+#pragma unroll
+  for (int step = 0; step < kHeadDim / 16; ++step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = loaded[i % 2][step * 2 + i / 2];
+      q[step][i] = PackBf16(__fmul_rn(pair.x, args.scale_log2), __fmul_rn(pair.y, args.scale_log2));
     }
   }
 }
@@ -301,22 +358,35 @@ template <int kHeadDim>
 __device__ __forceinline__ void WriteRows(const Args& args, const int32_t (&sees)[2],
                                           const int64_t (&at)[2], const RowSums& totals,
                                           const float (&total)[kHeadDim / 8][4]) {
-  const int pair = threadIdx.x % 4 * 2;
+  const auto write = [&](auto write_pair) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (sees[r] == 0) continue;
+    for (int r = 0; r < 2; ++r) {
+      if (sees[r] == 0) continue;
+      float* to = args.out + at[r] + threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        args.out[at[r] + n * 8 + pair + i] = __fdiv_rn(total[n][2 * r + i], totals.sum[r]);
+      for (int n = 0; n < kHeadDim / 8; ++n) {
+        write_pair(to + n * 8, make_float2(__fdiv_rn(total[n][2 * r], totals.sum[r]),
+                                           __fdiv_rn(total[n][2 * r + 1], totals.sum[r])));
       }
     }
+  };
+  if (InPairs(args.out, args.out_stride)) {
+    write([](float* to, float2 pair) { *reinterpret_cast<float2*>(to) = pair; });
+  } else {
+    write([](float* to, float2 pair) {
+      to[0] = pair.x;
+      to[1] = pair.y;
+    });
   }
 }
 
-// Whether the code that runs on the current device has a kernel of Hopper's matrix instructions for such heads.
+// Whether the code that runs on the current device has kernels of Hopper's matrix instructions for such heads.
+bool HasPairAttention(int32_t head_dim);
 bool HasGroupAttention(int32_t head_dim);
+// `map`: of a pool of bfloat16 (tensor_map.h), kDenseUnitTokens rows a tile. REQUIRES: HasPairAttention(shape.layout.head_dim),
+// kInTurn, blocks of whole units, and what AttendDense() checks.
+[[nodiscard]] cudaError_t AttendInTurnByPairs(const DenseAttentionShape& shape, const Args& args,
+                                              const CUtensorMap& map, Stream stream);
 // REQUIRES: HasGroupAttention(shape.layout.head_dim), kInTurn, and what AttendDense() checks.
 [[nodiscard]] cudaError_t AttendInTurnByGroups(const DenseAttentionShape& shape, const Args& args,
                                                Stream stream);

@@ -1,15 +1,15 @@
-// Mapping, kInTurn on Hopper, for heads of 64 and 128 channels: the same rows to a block, the same units and
-// splits as dense_attention.cu's kernel, with matrix instructions of a warpgroup (wgmma.cuh), which round as those
-// of a warp do; so the same bits.
+// Mapping, kInTurn on Hopper, for heads of 64 and 128 channels of 8-bit types, and of bfloat16 in blocks that are not whole units
+// (others: dense_attention_pairs.cu). The same rows to a block, the same units and splits as dense_attention.cu's kernel, with
+// matrix instructions of a warpgroup (wgmma.cuh), which round as those of a warp do; so the same bits.
 //
 // A block is two warpgroups of 64 rows each and one that copies: its threads find the rows of a unit by the block
 // table and bring them, 16 bytes at a time, into the places where the instructions read them, several units ahead.
 // Queries lie in shared memory, weights are made where they are used, in registers. While one warpgroup weighs a
 // unit's scores, the matrix instructions of the other run.
 //
-// H200, 8192 tokens, d 128, G 4: 450 TFLOP/s where any device's kernel has 225; 46 % of what the tensor cores could do.
-// Weighing is what takes the time: some 360 instructions a unit, each of which waits for another, and only two warps
-// to a scheduler that could take turns, because two sets of sums fill the registers.
+// H200, 8192 tokens, d 128, G 4, bfloat16: 450 TFLOP/s where any device's kernel has 225; 46 % of what the tensor cores could do
+// (469 since queries are loaded at once). Weighing is what takes the time, and only two warps to a scheduler could take turns,
+// because two sets of sums fill the registers.
 //
 // What was tried: weights relative to the largest score itself, so that the sums so far are multiplied in nearly
 // each unit, and a descriptor built for each instruction: 398. Lost (448 to 449 TFLOP/s, that is nothing): weighing a unit
@@ -67,11 +67,6 @@ constexpr size_t kSharedBytes = 1024 + size_t{kOperandBytes<kHeadDim>} *
                                                    ? size_t{kCodeStages} *
                                                          kDenseUnitTokens* KvRowBytes<kKv>(kHeadDim)
                                                    : 0);
-
-// A place of 16 bytes: `piece` of row `row` of an operand.
-[[maybe_unused]] __device__ __forceinline__ uint32_t PieceAt(int row, int piece) {
-  return piece / 8 * kPanelBytes + row * 128 + ((piece % 8) ^ (row % 8)) * 16;
-}
 
 template <DType kKv, int kHeadDim>
 __global__ void __launch_bounds__(kBlockThreads, 1)
@@ -138,8 +133,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
         Codes::template Widen<kGroupThreads>(
             codes_at + ready % kCodeStages * Codes::kUnitBytes, visible - ready * kDenseUnitTokens,
             [&](int32_t row, bool is_value, int32_t word, uint2 pairs) {
-              StoreShared(to + (is_value ? kOperand : 0) + PieceAt(row, word / 2) + word % 2 * 8,
-                          pairs);
+              StoreShared(
+                  to + (is_value ? kOperand : 0) + OperandPieceAt(row, word / 2) + word % 2 * 8,
+                  pairs);
             });
         tell();
         next_stage();
@@ -152,9 +148,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       const bool together = args.block_tokens.divisor() % kRows == 0;
       constexpr int kAtOnce = kLanes / kPieces;  // rows of a warp
       const int my_row = lane / kPieces, my_piece = lane % (kPieces / 2);
-      const uint32_t my_place =
-          lane % kPieces / (kPieces / 2) * kOperand + PieceAt(warp * kRows + my_row, my_piece);
-      // Place of a lane's i-th 16 bytes, of a unit from `my_place` on: PieceAt() of rows further on.
+      const uint32_t my_place = lane % kPieces / (kPieces / 2) * kOperand +
+                                OperandPieceAt(warp * kRows + my_row, my_piece);
+      // Place of a lane's i-th 16 bytes, of a unit from `my_place` on: OperandPieceAt() of rows further on.
       const auto place = [](uint32_t from, int i) {
         return (from + i * kAtOnce * 128) ^ (i * kAtOnce % 8 * 16);
       };
@@ -208,9 +204,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const uint32_t to =
-              my_queries + PieceAt(group_row + lane / 4 + i % 2 * 8, step * 2 + i / 2);
-          asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + lane % 4 * 4), "r"(q[step][i])
-                       : "memory");
+              my_queries + OperandPieceAt(group_row + lane / 4 + i % 2 * 8, step * 2 + i / 2);
+          StoreShared(to + lane % 4 * 4, q[step][i]);
         }
       }
       FenceSharedWrites();

@@ -109,6 +109,9 @@ __device__ __forceinline__ float2 LoadSharedPair(uint32_t shared) {
                : "memory");
   return pair;
 }
+__device__ __forceinline__ void StoreShared(uint32_t shared, uint32_t word) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(word) : "memory");
+}
 __device__ __forceinline__ void StoreShared(uint32_t shared, uint2 words) {
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(shared), "r"(words.x), "r"(words.y)
                : "memory");
