@@ -42,17 +42,9 @@
 namespace winnow::kernels::cuda::dense {
 namespace {
 
-constexpr int kGroupThreads = 128;
-[[maybe_unused]] constexpr int kGroupWarps = kGroupThreads / kLanes;
-constexpr int kGroups = 2;  // that multiply
-constexpr int kGroupRows = 64;
-constexpr int kBlockRows = kGroups * kGroupRows;
-constexpr int kBlockThreads = (kGroups + 1) * kGroupThreads;
 [[maybe_unused]] constexpr int kPairTokens = 2 * kDenseUnitTokens;
 constexpr int kStages = 2;  // pairs of keys, and of values
 [[maybe_unused]] constexpr int kPairTiles = 2 * kUnitTiles;
-constexpr int kPanelBytes = kDenseUnitTokens * kTensorTileRowBytes;  // a unit's rows of 64 channels
-static_assert(kGroupRows == kDenseUnitTokens);
 
 // What lies in shared memory: [kGroups] queries, [kStages] pairs of keys, of values, [kGroups] sums of splits.
 template <int kHeadDim>

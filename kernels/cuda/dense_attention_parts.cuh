@@ -23,6 +23,17 @@ inline constexpr int kUnitTiles = kDenseUnitTokens / 16;
 inline constexpr int kTilesTogether = kDenseTilesTogether;
 static_assert(kTilesTogether <= kSplitWarps);  // each is weighed by a warp
 
+// On Hopper such a block is two warpgroups that multiply, of 64 rows each, and one that copies.
+inline constexpr int kGroupThreads = 128;
+inline constexpr int kGroupWarps = kGroupThreads / kLanes;
+inline constexpr int kGroups = 2;
+inline constexpr int kGroupRows = 64;
+inline constexpr int kBlockRows = kGroups * kGroupRows;
+inline constexpr int kBlockThreads = (kGroups + 1) * kGroupThreads;
+// Of their operands, 64 rows (queries, or a unit's keys or values) of 64 channels.
+inline constexpr int kPanelBytes = kDenseUnitTokens * kTensorTileRowBytes;
+static_assert(kBlockRows == kInTurnWarps * kWarpRows && kGroupRows == kDenseUnitTokens);
+
 struct Args {
   const float* q;
   int64_t q_stride;
@@ -75,14 +86,14 @@ struct CodeRows {
   static constexpr uint32_t kUnitBytes = kDenseUnitTokens * kRowBytes;
   static constexpr int kTogether = 4;  // rows that are a multiple of 16 bytes, and lie in one block
   static constexpr int kPieces = kTogether * kRowBytes / 16;  // of so many rows
-  static constexpr int kGroups = kDenseUnitTokens / kTogether;
-  static_assert(kTogether * kRowBytes % 16 == 0 && kGroups <= kLanes);
+  static constexpr int kFours = kDenseUnitTokens / kTogether;
+  static_assert(kTogether * kRowBytes % 16 == 0 && kFours <= kLanes);
 
-  // Places of rows 4 * (lane % kGroups) of a unit lie, or others where those are not visible.
+  // Places of rows 4 * (lane % kFours) of a unit lie, or others where those are not visible.
   static __device__ __forceinline__ uint64_t Held(const Args& args, const int32_t* table,
                                                   const uint8_t* head, int32_t unit,
                                                   int32_t visible) {
-    const auto group = static_cast<int32_t>(threadIdx.x) % kLanes % kGroups;
+    const auto group = static_cast<int32_t>(threadIdx.x) % kLanes % kFours;
     const int32_t last = (visible - 1) / kTogether * kTogether;
     const int32_t token = min(unit * kDenseUnitTokens + group * kTogether, last);
     const int32_t block = args.block_tokens.Divide(token);
@@ -96,10 +107,10 @@ struct CodeRows {
                                                uint32_t to) {
     const auto thread = static_cast<int32_t>(threadIdx.x) % kThreads;
 #pragma unroll 4
-    for (int32_t first = 0; first < kGroups * kPieces; first += kThreads) {
-      const int32_t i = first + thread, group = min(i / kPieces, kGroups - 1);
+    for (int32_t first = 0; first < kFours * kPieces; first += kThreads) {
+      const int32_t i = first + thread, group = min(i / kPieces, kFours - 1);
       const uint64_t from = __shfl_sync(kFullMask, held, group);
-      if (i >= kGroups * kPieces) continue;
+      if (i >= kFours * kPieces) continue;
       CopyAsync16(to + i * 16, reinterpret_cast<const uint8_t*>(from) + i % kPieces * 16,
                   unit * kDenseUnitTokens + group * kTogether < visible);
     }
@@ -156,7 +167,7 @@ struct CodeRows {
 
 // A place of 16 bytes of an operand of a warpgroup's instructions, 64 rows by 64 channels a panel: `piece` of row `row`.
 __device__ __forceinline__ uint32_t OperandPieceAt(int row, int piece) {
-  return piece / 8 * (kDenseUnitTokens * kTensorTileRowBytes) + row * kTensorTileRowBytes +
+  return piece / 8 * kPanelBytes + row * kTensorTileRowBytes +
          ((piece % 8) ^ (row % kTensorSwizzleRows)) * 16;
 }
 

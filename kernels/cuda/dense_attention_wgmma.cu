@@ -40,16 +40,8 @@
 namespace winnow::kernels::cuda::dense {
 namespace {
 
-constexpr int kGroupThreads = 128;
-[[maybe_unused]] constexpr int kGroupWarps = kGroupThreads / kLanes;
-constexpr int kGroups = 2;  // that multiply
-constexpr int kGroupRows = 64;
-constexpr int kBlockRows = kGroups * kGroupRows;
-constexpr int kBlockThreads = (kGroups + 1) * kGroupThreads;
-constexpr int kPanelBytes = 64 * 128;  // 64 rows of 64 channels
 [[maybe_unused]] constexpr int kAhead =
     2;  // units on their way before the first of them is waited for
-static_assert(kBlockRows == kInTurnWarps * kWarpRows && kDenseUnitTokens == 64);
 
 template <DType kKv, int kHeadDim>
 constexpr int kStages = HasScales(kKv)    ? 3 * 128 / kHeadDim
