@@ -30,7 +30,8 @@ EXACT_POLICIES = ["pca:k=5%,verify=8,dense_layers=0", "lsh:k=5%,verify=3,dense_l
 LLAMA, QWEN2, QWEN3 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 SMOLLM3, SEED_OSS, GRANITE, PHI3 = "SmolLM3ForCausalLM", "SeedOssForCausalLM", "GraniteForCausalLM", "Phi3ForCausalLM"
 MIXTRAL, QWEN3_MOE = "MixtralForCausalLM", "Qwen3MoeForCausalLM"
-MODEL_TYPES = {SEED_OSS: "seed_oss", QWEN3_MOE: "qwen3_moe"}  # where it is not the family's name
+GLM, ERNIE = "GlmForCausalLM", "Ernie4_5ForCausalLM"
+MODEL_TYPES = {SEED_OSS: "seed_oss", QWEN3_MOE: "qwen3_moe", ERNIE: "ernie4_5"}  # where it is not the family's name
 # Family, layers (so that a shape has about 300 million weights at most), hidden and intermediate size, heads, KV heads, head
 # dimension, vocabulary (the family's where it is a small part of the weights).
 SHAPES = {
@@ -57,6 +58,8 @@ SHAPES = {
     "granite-3.3-2b": (GRANITE, 2, 2048, 8192, 32, 8, 64, 49152),
     "granite-3.3-8b": (GRANITE, 1, 4096, 12800, 32, 8, 128, 16384),
     "phi-4-mini": (PHI3, 2, 3072, 8192, 24, 8, 128, 16384),
+    "glm-4-9b": (GLM, 1, 4096, 13696, 32, 2, 128, 16384),
+    "ernie-4.5-0.3b": (ERNIE, 2, 1024, 3072, 16, 2, 128, 103424),
     "mixtral-8x7b": (MIXTRAL, 1, 4096, 3584, 32, 8, 128, 8192),  # a quarter as wide
     "qwen3-30b-a3b": (QWEN3_MOE, 2, 2048, 6144, 32, 4, 128, 16384),
 }

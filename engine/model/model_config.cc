@@ -118,9 +118,12 @@ std::string FamiliesWithMlpBias() {
 
 void ReadBiases(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
   using Key = ModelFamily::Key;
+  using OutBias = ModelFamily::OutBias;
+  const bool all = !family.all_biases.empty() && keys.Bool(family.all_biases, false);
   const bool qkv_bias = keys.Bool("attention_bias", family.layer.qkv_bias);
-  const bool o_bias =
-      family.has_attention_out_bias ? keys.Bool("attention_out_bias", false) : qkv_bias;
+  const bool o_bias = family.out_bias == OutBias::kAttentionBias ? qkv_bias
+                      : family.out_bias == OutBias::kOwnKey ? keys.Bool("attention_out_bias", false)
+                                                            : false;
   const bool mlp_bias = keys.Bool("mlp_bias", false);
   if (qkv_bias && family.attention_bias == Key::kRefused) {
     keys.Fail(kUnimplemented, "attention_bias", Concat(family.name, " models have none"));
@@ -135,6 +138,7 @@ void ReadBiases(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) 
       layer.o_bias = o_bias;
     }
     if (family.mlp_bias == Key::kHonoured) layer.mlp_bias = mlp_bias;
+    if (all) layer.qkv_bias = layer.o_bias = layer.mlp_bias = true;
   }
 }
 
@@ -386,7 +390,7 @@ void ReadRope(JsonKeys& keys, const Json& json, const ModelFamily& family, std::
               ModelConfig& config) {
   config.ropes[0].theta =
       keys.Number("rope_theta", family.rope_theta_absent, kRopeThetaMin, kRopeThetaMax);
-  const double rotary_share = ReadPartialRotary(keys, family, 1.0, config);
+  const double rotary_share = ReadPartialRotary(keys, family, family.rotary_share_absent, config);
   // transformers 5 moved the length to the top for some models and prefers it there.
   const double original_positions =
       keys.OptionalNumber("original_max_position_embeddings", 1.0, kPositionsMax)

@@ -63,6 +63,8 @@ struct ModelConfig {
     kSeedOss,
     kGranite,
     kPhi3,
+    kGlm,
+    kErnie,
     kMixtral,
     kQwen3Moe,
   };

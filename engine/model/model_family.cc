@@ -38,6 +38,12 @@ constexpr LayerTensorNames kPhi3Tensors = [] {
   return names;
 }();
 
+constexpr LayerTensorNames kGlmTensors = [] {
+  LayerTensorNames names = kLlamaTensors;
+  names.gate = names.up = {"mlp.gate_up_proj", "ffn_up"};
+  return names;
+}();
+
 constexpr LayerTensorNames kMixtralTensors = [] {
   LayerTensorNames names = kLlamaTensors;
   names.router = {"block_sparse_moe.gate", "ffn_gate_inp"};
@@ -66,7 +72,7 @@ constexpr ExpertKeys kQwen3MoeExperts = {.has_own_size = true,
                                          .per_token_absent = 8,
                                          .has_dense_layers = true};
 
-constexpr std::array<ModelFamily, 10> kFamilies = {{
+constexpr std::array<ModelFamily, 12> kFamilies = {{
     {.family = ModelConfig::Family::kLlama,
      .name = "Llama",
      .architecture = "LlamaForCausalLM",
@@ -124,7 +130,7 @@ constexpr std::array<ModelFamily, 10> kFamilies = {{
      .gguf_name = "seed_oss",
      .kv_heads_absent = 8,
      .head_dim_absent = 128,
-     .has_attention_out_bias = true,
+     .out_bias = ModelFamily::OutBias::kOwnKey,
      .mlp_bias = Key::kHonoured,
      .layer = {.qkv_bias = true},
      .tensors = &kSeedOssTensors},
@@ -148,6 +154,35 @@ constexpr std::array<ModelFamily, 10> kFamilies = {{
      .rotates_in_part = true,
      .has_only_longrope = true,
      .tensors = &kPhi3Tensors},
+    {.family = ModelConfig::Family::kGlm,
+     .name = "GLM",
+     .architecture = "GlmForCausalLM",
+     .model_type = "glm",
+     .gguf_name = "",
+     .interleaves = true,
+     .kv_heads_absent = 2,
+     .head_dim_absent = 128,
+     .rms_norm_eps_absent = 1.5625e-7,
+     .out_bias = ModelFamily::OutBias::kNever,
+     .rotates_in_part = true,
+     .rotary_share_absent = 0.5,
+     .layer = {.qkv_bias = true},
+     .tensors = &kGlmTensors},
+    {.family = ModelConfig::Family::kErnie,
+     .name = "ERNIE 4.5",
+     .architecture = "Ernie4_5ForCausalLM",
+     .model_type = "ernie4_5",
+     .gguf_name = "",
+     .interleaves = true,
+     .kv_heads_absent = 2,
+     .head_dim_absent = 128,
+     .rms_norm_eps_absent = 1e-5,
+     .rope_theta_absent = 500000.0,
+     .tied_absent = true,
+     .attention_bias = Key::kIgnored,
+     .mlp_bias = Key::kIgnored,
+     .all_biases = "use_bias",
+     .tensors = &kLlamaTensors},
     {.family = ModelConfig::Family::kMixtral,
      .name = "Mixtral",
      .architecture = "MixtralForCausalLM",

@@ -59,10 +59,12 @@ struct ModelFamily {
   std::string_view name;          // in errors
   std::string_view architecture;  // of config.json
   std::string_view model_type;    // of config.json
-  // general.architecture; "": GGUF files call it by another family's. Of two with one name, the one with experts is meant
-  // where the file has any.
+  // general.architecture; "": GGUF files call it by another family's, or none of it is read. Of two with one name, the one with
+  // experts is meant where the file has any.
   std::string_view gguf_name;
-  // Whether writers of GGUF files interleave the rows of Q and K for their own way to rotate.
+  // Whether neighbouring rows of Q and K rotate together (WeightMatrix::HeadOrder::kInterleaved): in directories, because the
+  // family does so, and in GGUF files, whose writers put rows in that order for most families that do not.
+  bool interleaves = false;
   bool gguf_interleaves = false;
   int64_t kv_heads_absent = 0;  // 0: as many as query heads
   int64_t head_dim_absent = 0;  // 0: hidden_size / num_attention_heads
@@ -72,14 +74,23 @@ struct ModelFamily {
   // Length that the model was first trained at, for LongRoPE. 0: max_position_embeddings.
   int64_t original_positions_absent = 0;
   Key attention_bias = Key::kHonoured;
-  bool has_attention_out_bias = false;  // the bias of O has this key of its own
+  // The key that says whether O has a bias.
+  enum class OutBias : uint8_t {
+    kAttentionBias,
+    kOwnKey,  // attention_out_bias
+    kNever,
+  };
+  OutBias out_bias = OutBias::kAttentionBias;
   Key mlp_bias = Key::kRefused;
+  // A key of its own that says whether all matrices of a layer have biases. "": there is none.
+  std::string_view all_biases;
   WindowKeys window = WindowKeys::kWhereGiven;
   // Every so many layers the last one does not rotate, where no_rope_layers and no_rope_layer_interval do not say otherwise.
   // GGUF files have no key for it. 0: all layers rotate, and the keys are refused.
   int32_t no_rope_interval = 0;
-  bool has_multipliers = false;  // Granite's (ModelConfig), else refused
-  bool rotates_in_part = false;  // partial_rotary_factor may be below 1
+  bool has_multipliers = false;      // Granite's (ModelConfig), else refused
+  bool rotates_in_part = false;      // partial_rotary_factor may be below 1
+  double rotary_share_absent = 1.0;  // partial_rotary_factor
   bool has_only_longrope =
       false;  // of all kinds of RoPE scaling; older files call it "su" and "yarn"
   const ExpertKeys* experts = nullptr;  // null: keys about experts are refused

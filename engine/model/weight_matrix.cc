@@ -58,11 +58,9 @@ int64_t WeightMatrix::FileRow(int64_t row) const {
   if (head_order == HeadOrder::kRotated) return first_row + row;
   const int64_t d = rows / heads, in_head = row % d;
   const int64_t half = in_head / (d / 2), j = in_head % (d / 2);  // row j of a half
-  int64_t there = 2 * j + half;
-  if (head_order == HeadOrder::kRotaryFirst) {
-    const int64_t pairs = rotary_dim / 2;
-    there = j < pairs ? half * pairs + j : rotary_dim + half * (d / 2 - pairs) + j - pairs;
-  }
+  const int64_t pairs = rotary_dim / 2;
+  int64_t there = rotary_dim + half * (d / 2 - pairs) + j - pairs;
+  if (j < pairs) there = head_order == HeadOrder::kInterleaved ? 2 * j + half : half * pairs + j;
   return first_row + row - in_head + there;
 }
 

@@ -212,7 +212,7 @@ bool IsEmptyBias(const FileTensor& tensor, const ModelConfig& config) {
 void SetPart(const ModelConfig& config, const TensorSpec& spec, WeightMatrix* matrix) {
   if (spec.rows != 0) matrix->rows = spec.rows;
   matrix->first_row = spec.first_row;
-  SetHeadOrder(config, spec, /*interleaved=*/false, matrix);
+  SetHeadOrder(config, spec, FamilyOf(config.family).interleaves, matrix);
 }
 
 // The tensors of one layer.

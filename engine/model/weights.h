@@ -33,13 +33,13 @@ struct WeightMatrix {
   enum class HeadOrder : uint8_t {
     kRotated,      // in that order
     kInterleaved,  // GGUF's "llama": row 2j is row j here, and row 2j + 1 is row j + d/2
-    // Rows j and j + rotary_dim/2 rotate together, of the first `rotary_dim`; those that do not rotate are behind them. Here
-    // they are the middle of either half.
-    kRotaryFirst,
+    kRotaryFirst,  // rows j and j + rotary_dim/2 rotate together
   };
   HeadOrder head_order = HeadOrder::kRotated;
-  int32_t heads = 0;       // unless kRotated
-  int32_t rotary_dim = 0;  // of kRotaryFirst
+  int32_t heads = 0;  // unless kRotated
+  // Unless kRotated: rows of a head that rotate, its first ones, even. Those that do not are behind them; here they are the ends
+  // of either half.
+  int32_t rotary_dim = 0;
   // A matrix in several tensors of a safetensors file. `type` is then its blocks', and `data` the tensor of its values. Else
   // null.
   const BlockSource* source = nullptr;

@@ -19,7 +19,7 @@
 //   this kernel                                        504   576   611   507
 //   a unit at a time (dense_attention_wgmma.cu)        457   502   525   469
 //
-// Of a prompt, where power lets the device run at 1.75 GHz in place of 1.97: 475 and 424 at 32768. By the clock a pair takes 3030
+// Prompts, for which power lets the device run at 1.75 GHz in place of 1.97: 480 and 432 at 32768. By the clock a pair takes 3030
 // cycles, of which its matrix instructions need 2048, a split's end 820, and a block's beginning and end 17,000. Weights take
 // 1300 to 1400, whatever else runs: 64 powers a thread of 8.3 each, and the largest scores and sums before and after.
 //
@@ -46,7 +46,7 @@ namespace {
 constexpr int kStages = 2;  // pairs of keys, and of values
 [[maybe_unused]] constexpr int kPairTiles = 2 * kUnitTiles;
 
-// What lies in shared memory: [kGroups] queries, [kStages] pairs of keys, of values, [kGroups] sums of splits.
+// Shared memory: [kGroups] queries, [kStages] pairs of keys, of values, [kGroups] sums of splits.
 template <int kHeadDim>
 struct Layout {
   static constexpr int kPanels = kHeadDim / 64;
@@ -158,7 +158,7 @@ __device__ __forceinline__ void MeetGroup(int group) {
   asm volatile("bar.sync %0, %1;" ::"r"(3 + group), "n"(kGroupThreads) : "memory");
 }
 
-// What the sums so far are to be multiplied by, of rows lane / 4 and 8 more, before a unit's are added.
+// Factors of the sums so far, of rows lane / 4 and 8 more, before those of a unit are added.
 struct Keeps {
   float a[2], b[2];
 };
@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   uint32_t weights[kPairTiles][4];
   RowSums sums, totals;  // of the split, and of those before it
   Keeps keeps;
-  // The same in all threads of a warp, which the compiler cannot know.
+  // A warp's threads have the same address, which the compiler cannot know.
   const uint64_t of_queries = SharedMatrix(__shfl_sync(kFullMask, my_queries, 0), 1024);
   const uint64_t of_keys = SharedMatrix(shared + L::kKeys, 1024);
   const uint64_t of_values = SharedMatrix(shared + L::kValues, 1024, kPanelBytes);

@@ -30,7 +30,7 @@ inline constexpr int kGroups = 2;
 inline constexpr int kGroupRows = 64;
 inline constexpr int kBlockRows = kGroups * kGroupRows;
 inline constexpr int kBlockThreads = (kGroups + 1) * kGroupThreads;
-// Of their operands, 64 rows (queries, or a unit's keys or values) of 64 channels.
+// A panel of their operands: 64 rows (queries, or a unit's keys or values) of 64 channels.
 inline constexpr int kPanelBytes = kDenseUnitTokens * kTensorTileRowBytes;
 static_assert(kBlockRows == kInTurnWarps * kWarpRows && kGroupRows == kDenseUnitTokens);
 

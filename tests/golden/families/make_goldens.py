@@ -27,7 +27,7 @@ GREEDY_TOKENS = 16
 GREEDY_MARGIN = 1e-2  # the best logit's lead over the second at each greedy step
 LOGIT_CHANGE_MIN = 2e-2  # what leaving an option out must change; the tests' tolerance is 1e-3
 # Families whose default lies beyond this vocabulary, or is none.
-PADDING = {family: {"pad_token_id": 0} for family in ("smollm3", "seed_oss", "granite", "phi3")}
+PADDING = {family: {"pad_token_id": 0} for family in ("smollm3", "seed_oss", "granite", "phi3", "glm")}
 ROUTER_MARGIN = 2e-5  # the lead, in logits, of the last expert that a token goes to over the next
 
 
@@ -153,6 +153,18 @@ CASES = [
          "qwen3_moe", "float16", shape(64, 2, 1, 64, intermediate=24, num_hidden_layers=4, num_experts=5, num_experts_per_tok=2,
                                        moe_intermediate_size=16, norm_topk_prob=True, decoder_sparse_step=2, attention_bias=True,
                                        tie_word_embeddings=True)),
+    Case("glm", "GLM-4: neighbouring values rotate together, half of a head by the family's default, fused gate_up_proj, QKV bias",
+         "glm", config=shape(64, 2, 1, 128, intermediate=32),
+         drop=("head_dim", "attention_bias", "rms_norm_eps", "tie_word_embeddings", "partial_rotary_factor"), keys="4"),
+    Case("glm_edge", "GLM-Edge: no biases, three quarters of a head of 64 rotate, tied, float16, transformers 5 keys",
+         "glm", "float16", shape(64, 4, 2, 64, intermediate=32, attention_bias=False, tie_word_embeddings=True),
+         rope=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.75)),
+    Case("ernie4_5", "ERNIE 4.5: neighbouring values rotate together, head_dim 128 and tied by the family's defaults, transformers 4 keys",
+         "ernie4_5", config=shape(64, 2, 1, 128, intermediate=32), keys="4",
+         drop=("head_dim", "rope_theta", "use_bias", "tie_word_embeddings", "rms_norm_eps"),
+         rope=dict(rope_type="default", rope_theta=500000.0)),
+    Case("ernie4_5_bias", "ERNIE 4.5: use_bias, all seven matrices; yarn, untied, float32",
+         "ernie4_5", "float32", shape(32, 2, 1, 64, intermediate=24, use_bias=True, tie_word_embeddings=False), rope=yarn()),
 ]
 
 
@@ -181,8 +193,9 @@ def older_keys(config, style):
     """config.json as transformers 4 wrote it."""
     rope = config.pop("rope_parameters")
     config["rope_theta"] = rope.pop("rope_theta")
-    if config["model_type"] == "phi3":
+    if config["model_type"] in ("phi3", "glm"):
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    if config["model_type"] == "phi3":
         config["original_max_position_embeddings"] = rope.pop("original_max_position_embeddings")
     kind = rope.pop("rope_type")
     if kind == "default":

@@ -54,6 +54,8 @@ TEST(ModelFamilyTest, EntryGivesTheLayersOfItsModels) {
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kSeedOss).layer, LayerSpec{.qkv_bias = true});
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kGranite).layer, LayerSpec());
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kPhi3).layer, LayerSpec());
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kGlm).layer, LayerSpec{.qkv_bias = true});
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kErnie).layer, LayerSpec());
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kMixtral).layer,
             LayerSpec{.mlp = LayerSpec::Mlp::kExperts});
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kQwen3Moe).layer,
@@ -66,8 +68,9 @@ TEST(ModelFamilyTest, EntrySaysWhichBiasesKeysGive) {
     for (const auto& [key, rule] :
          {std::pair("attention_bias", family.attention_bias),
           {"mlp_bias", family.mlp_bias},
-          {"attention_out_bias", family.has_attention_out_bias ? ModelFamily::Key::kHonoured
-                                                               : ModelFamily::Key::kRefused}}) {
+          {"attention_out_bias", family.out_bias == ModelFamily::OutBias::kOwnKey
+                                     ? ModelFamily::Key::kHonoured
+                                     : ModelFamily::Key::kRefused}}) {
       const auto config = Parse(family, {{key, true}});
       LayerSpec expected = family.layer;
       switch (rule) {
@@ -82,7 +85,7 @@ TEST(ModelFamilyTest, EntrySaysWhichBiasesKeysGive) {
             expected.o_bias = true;
           } else {
             expected.qkv_bias = true;
-            expected.o_bias = !family.has_attention_out_bias;
+            expected.o_bias = family.out_bias == ModelFamily::OutBias::kAttentionBias;
           }
           break;
         case ModelFamily::Key::kIgnored:

@@ -118,6 +118,8 @@ json SmolLM3(const json& changes) { return Bare("SmolLM3ForCausalLM", "smollm3",
 json SeedOss(const json& changes = {}) { return Bare("SeedOssForCausalLM", "seed_oss", changes); }
 json Granite(const json& changes = {}) { return Bare("GraniteForCausalLM", "granite", changes); }
 json Phi3(const json& changes = {}) { return Bare("Phi3ForCausalLM", "phi3", changes); }
+json Glm(const json& changes = {}) { return Bare("GlmForCausalLM", "glm", changes); }
+json Ernie(const json& changes = {}) { return Bare("Ernie4_5ForCausalLM", "ernie4_5", changes); }
 
 std::vector<int32_t> RopesOf(const ModelConfig& config) {
   std::vector<int32_t> ropes;
@@ -181,6 +183,40 @@ TEST(ModelConfigTest, GranitesMultipliersAreRead) {
   EXPECT_EQ(given.residual_multiplier, 0.22);
   EXPECT_EQ(given.logits_scaling, 16.0);
   EXPECT_EQ(ParseGood(TinyConfig()).AttentionScale(), 0.125f);
+}
+
+TEST(ModelConfigTest, GlmRotatesHalfOfAHeadAndOHasNoBias) {
+  const ModelConfig absent = ParseGood(Glm());
+  EXPECT_EQ(absent.head_dim, 128);
+  EXPECT_EQ(absent.RotaryDim(), 64);
+  EXPECT_EQ(absent.num_kv_heads, 2);
+  EXPECT_EQ(absent.rms_norm_eps, 1.5625e-7f);
+  EXPECT_FALSE(absent.tie_word_embeddings);
+  EXPECT_TRUE(absent.layers[0].qkv_bias);
+  EXPECT_FALSE(absent.layers[0].o_bias || absent.layers[0].mlp_bias);
+  const ModelConfig given =
+      ParseGood(Glm({{"attention_bias", false}, {"partial_rotary_factor", 0.75}}));
+  EXPECT_EQ(given.RotaryDim(), 96);
+  EXPECT_EQ(given.layers[0], LayerSpec());
+  EXPECT_EQ(ParseGood(Glm({{"partial_rotary_factor", 1.0}})).RotaryDim(), 128);
+  // transformers 5 has the share beside theta.
+  EXPECT_EQ(ParseGood(Glm({{"rope_parameters",
+                            {{"rope_type", "default"}, {"partial_rotary_factor", 0.25}}}}))
+                .RotaryDim(),
+            32);
+}
+
+TEST(ModelConfigTest, ErnieHasOneKeyForAllBiases) {
+  const ModelConfig absent = ParseGood(Ernie());
+  EXPECT_EQ(absent.head_dim, 128);
+  EXPECT_EQ(absent.RotaryDim(), 128);
+  EXPECT_EQ(absent.num_kv_heads, 2);
+  EXPECT_EQ(absent.rms_norm_eps, 1e-5f);
+  EXPECT_EQ(absent.ropes[0].theta, 500000.0);
+  EXPECT_TRUE(absent.tie_word_embeddings);
+  EXPECT_EQ(absent.layers[0], LayerSpec());
+  const ModelConfig all = ParseGood(Ernie({{"use_bias", true}}));
+  EXPECT_EQ(all.layers[0], (LayerSpec{.qkv_bias = true, .o_bias = true, .mlp_bias = true}));
 }
 
 TEST(ModelConfigTest, Phi3RotatesInPartAndHasLongRope) {
@@ -352,7 +388,8 @@ std::vector<Refusal> Refusals() {
        kUnimplemented,
        "\"GptOssForCausalLM\" is not supported; winnow runs LlamaForCausalLM, MistralForCausalLM, "
        "Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM, SeedOssForCausalLM, "
-       "GraniteForCausalLM, Phi3ForCausalLM, MixtralForCausalLM, Qwen3MoeForCausalLM"},
+       "GraniteForCausalLM, Phi3ForCausalLM, GlmForCausalLM, Ernie4_5ForCausalLM, "
+       "MixtralForCausalLM, Qwen3MoeForCausalLM"},
       {"architectures", With({{"architectures", {"GraniteMoeForCausalLM"}}}), kUnimplemented,
        "winnow runs"},
       {"architectures", With({{"architectures", {"Qwen2MoeForCausalLM"}}}), kUnimplemented,
@@ -424,6 +461,9 @@ std::vector<Refusal> Refusals() {
       {"partial_rotary_factor", Phi3({{"partial_rotary_factor", 0.0}}), kInvalid, "is 0, which"},
       {"attention_bias", Phi3({{"attention_bias", true}}), kUnimplemented,
        "Phi-3 models have none"},
+      {"mlp_bias", Glm({{"mlp_bias", true}}), kUnimplemented, "models have biases in the MLP"},
+      {"partial_rotary_factor", Ernie({{"partial_rotary_factor", 0.5}}), kUnimplemented, "only 1"},
+      {"use_bias", Ernie({{"use_bias", 1}}), kInvalid, "true or false"},
       {"mlp_bias", Phi3({{"mlp_bias", true}}), kUnimplemented,
        "only Llama, SmolLM3, Seed-OSS, Granite"},
       {"sliding_window", Phi3({{"sliding_window", 200}}), kUnimplemented,

@@ -213,6 +213,45 @@ TEST(WeightsTest, FusedTensorsAreTakenApart) {
                 static_cast<int64_t>(weights->files[0]->header().data_offset()));
 }
 
+// Biases of such a family have the order of the rows that they belong to.
+TEST(WeightsTest, NeighboursThatRotateTogetherLieHalfAHeadApart) {
+  for (const double share : {0.75, 1.0}) {
+    json config_json = TinyConfig();
+    config_json.update({{"architectures", {"GlmForCausalLM"}},
+                        {"model_type", "glm"},
+                        {"partial_rotary_factor", share},
+                        {"torch_dtype", "float32"}});
+    const TinyModel model(config_json);
+    const auto config = LoadModelConfig(model.dir());
+    ASSERT_TRUE(config.ok()) << config.status();
+    const auto weights = LoadWeights(model.dir(), *config);
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    const LayerWeights& layer = weights->layers[1];
+    EXPECT_TRUE(layer.v.IsPlain() && layer.gate.IsPlain());
+    const auto pairs = static_cast<int64_t>(64 * share) / 2;
+    for (const auto& [matrix, bias, heads] :
+         {std::tuple(&layer.q, &layer.q_bias, 2), std::tuple(&layer.k, &layer.k_bias, 1)}) {
+      ASSERT_EQ(matrix->rows, 64 * heads);
+      const auto* tensor = static_cast<const float*>(matrix->data);
+      const auto* of_bias = static_cast<const float*>(bias->data);
+      std::vector<float> row(matrix->cols);
+      for (int64_t i = 0; i < matrix->rows; ++i) {
+        const int64_t half = i % 64 / 32, j = i % 32;
+        const int64_t in_file =
+            i / 64 * 64 + (j < pairs ? 2 * j + half : 2 * pairs + half * (32 - pairs) + j - pairs);
+        EXPECT_EQ(matrix->FileRow(i), in_file) << i;
+        matrix->WidenRow(i, row.data());
+        EXPECT_EQ(
+            std::memcmp(row.data(), tensor + in_file * matrix->cols, row.size() * sizeof(float)), 0)
+            << i;
+        float value = 0;
+        bias->WidenRow(i, &value);
+        EXPECT_EQ(value, of_bias[in_file]) << i;
+      }
+    }
+  }
+}
+
 TEST(WeightsTest, FusedTensorsOfAnotherShapeAreRefusedByName) {
   for (const auto& [name, rows] :
        {std::pair("self_attn.qkv_proj", 256), std::pair("mlp.gate_up_proj", 96)}) {
