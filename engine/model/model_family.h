@@ -23,9 +23,9 @@ struct LayerTensorNames {
   TensorName attention_norm, q, k, v, q_norm, k_norm, o, mlp_norm, gate, up, down;
   // Names in layers of experts. A directory has a tensor for each matrix of each expert, whose number stands between `experts` and
   // the name: "mlp.experts.7.gate_proj". A GGUF file has one of three dimensions for the same matrix of all.
-  TensorName router;
-  std::string_view experts;
-  TensorName expert_gate, expert_up, expert_down;
+  TensorName router = {};
+  std::string_view experts = {};
+  TensorName expert_gate = {}, expert_up = {}, expert_down = {};
 };
 
 // The keys of config.json about experts, and what absent ones mean.
@@ -83,7 +83,7 @@ struct ModelFamily {
   OutBias out_bias = OutBias::kAttentionBias;
   Key mlp_bias = Key::kRefused;
   // A key of its own that says whether all matrices of a layer have biases. "": there is none.
-  std::string_view all_biases;
+  std::string_view all_biases = {};
   WindowKeys window = WindowKeys::kWhereGiven;
   // Every so many layers the last one does not rotate, where no_rope_layers and no_rope_layer_interval do not say otherwise.
   // GGUF files have no key for it. 0: all layers rotate, and the keys are refused.

@@ -202,7 +202,7 @@ def compare_families(tool):
         kind = config.rope_parameters["rope_type"]
         every_fourth = [int((i + 1) % 4 != 0) for i in range(config.num_hidden_layers)]
         if (not os.path.exists(os.path.join(source, "model.safetensors")) or kind not in ("default", "linear", "longrope")
-                or config.model_type in ("mistral", "glm", "ernie4_5") or not has_gguf_experts(config) or getattr(config, "no_rope_layers", every_fourth) != every_fourth):
+                or config.model_type in ("mistral", "glm") or not has_gguf_experts(config) or getattr(config, "no_rope_layers", every_fourth) != every_fourth):
             continue
         with open(os.path.join(source, "golden.json")) as file:
             golden = json.load(file)

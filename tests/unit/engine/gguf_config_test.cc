@@ -192,7 +192,7 @@ TEST(GgufConfig, WhatWouldChangeTheAnswerIsRefusedByName) {
   const std::vector<Refusal> refusals = {
       {"architecture", set("general.architecture", "gemma3"),
        "\"gemma3\" is not supported; winnow runs llama, qwen2, qwen3, smollm3, seed_oss, granite, "
-       "phi3, qwen3moe"},
+       "phi3, ernie4_5, qwen3moe"},
       {"no architecture", remove("general.architecture"), "\"general.architecture\": missing",
        kInvalid},
       {"an adapter", set("general.type", "adapter"), "\"adapter\" is not supported"},

@@ -123,10 +123,11 @@ GgufBuilder KeysOf(const ModelConfig& config) {
   return file;
 }
 
-// Which row of a tensor of winnow's order a GGUF file of "llama" has in row `row` of its own: written from the other
-// side than the reader, as a writer has it.
+// The row of a directory's tensor that a GGUF file of "llama" has in row `row` of its own: written from the other
+// side than the reader, as a writer has it. Those of families that rotate neighbours stay as they are.
 int64_t SourceRow(const TensorSpec& spec, const ModelConfig& config, int64_t row) {
-  if (spec.rotary_heads == 0 || !FamilyOf(config.family).gguf_interleaves) return row;
+  const ModelFamily& family = FamilyOf(config.family);
+  if (spec.rotary_heads == 0 || !family.gguf_interleaves || family.interleaves) return row;
   const int64_t d = config.head_dim, head = row / d, at = row % d;
   return head * d + at / 2 + (at % 2 == 0 ? 0 : d / 2);
 }
@@ -192,13 +193,14 @@ class RandomModel {
 
 TEST(GgufWeights, AFileAndADirectoryOfTheSameModelGiveTheSameLogits) {
   for (const char* model_type : {"llama", "qwen2", "qwen3", "smollm3", "seed_oss", "granite",
-                                 "phi3", "mixtral", "qwen3_moe"}) {
+                                 "phi3", "ernie4_5", "mixtral", "qwen3_moe"}) {
     for (const bool tied : {false, true}) {
       SCOPED_TRACE(std::string(model_type) + (tied ? ", tied" : ""));
       json json_config = SmallConfig(model_type);
       json_config["tie_word_embeddings"] = tied;
       if (std::string(model_type) == "llama" || std::string(model_type) == "granite")
         json_config["attention_bias"] = json_config["mlp_bias"] = tied;
+      if (std::string(model_type) == "ernie4_5") json_config["use_bias"] = tied;
       const RandomModel model(json_config);
       const std::string path = model.Write(model.Gguf(DType::kF32), "f32.gguf");
       const std::vector<float> expected = Logits(model.directory(), DType::kF32);
