@@ -311,15 +311,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     int64_t at[2];
     uint32_t q[kHeadDim / 16][4];
     LoadRows<kHeadDim>(args, chunk, kv_head, group_row + warp_row, sees, at, q);
-#pragma unroll
-    for (int step = 0; step < kHeadDim / 16; ++step) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        StoreShared(my_queries + OperandPieceAt(warp_row + lane / 4 + i % 2 * 8, step * 2 + i / 2) +
-                        lane % 4 * 4,
-                    q[step][i]);
-      }
-    }
+    StoreRows<kHeadDim>(q, my_queries, warp_row);
     FenceSharedWrites();
     MeetGroup(group);
   }
@@ -357,14 +349,6 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     }
     CommitGroup();
   };
-  const auto rescale = [&](const float(&keep)[2]) {
-    if (keep[0] == 1.0f && keep[1] == 1.0f) return;
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) o[n][e] = __fmul_rn(o[n][e], keep[e / 2]);
-    }
-  };
   // Copies may take the place: this warp has read it.
   const auto release = [&](uint32_t emptied) {
     if (lane == 0) Arrive(emptied);
@@ -380,13 +364,13 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   // `pair`, whose weights are there, and the weights of the next.
   const auto step = [&]<bool kHidden>(int32_t pair) {
     const bool begins = BeginsDenseSplit(2 * pair), next_begins = BeginsDenseSplit(2 * pair + 2);
-    if (!begins) rescale(keeps.a);
+    if (!begins) Rescale(o, keeps.a);
     WaitForPhase(barriers.ValuesFilled(pair), Barriers::Parity(pair));
     TakeTurn(group);
     start_values(pair, 0, begins);
     start_scores(pair + 1);
     WaitForGroups<1>();
-    rescale(keeps.b);
+    Rescale(o, keeps.b);
     start_values(pair, 1, false);
     PassTurn(group);
     WaitForGroups<1>();
@@ -411,12 +395,12 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   for (; pair + 1 < pairs; ++pair) step.template operator()<true>(pair);
   {
     const bool begins = BeginsDenseSplit(2 * pair);
-    if (!begins) rescale(keeps.a);
+    if (!begins) Rescale(o, keeps.a);
     WaitForPhase(barriers.ValuesFilled(pair), Barriers::Parity(pair));
     start_values(pair, 0, begins);
     WaitForGroups<0>();
     if (2 * pair + 1 < units) {
-      rescale(keeps.b);
+      Rescale(o, keeps.b);
       start_values(pair, 1, false);
       WaitForGroups<0>();
     }

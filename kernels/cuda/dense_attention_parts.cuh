@@ -23,7 +23,7 @@ inline constexpr int kUnitTiles = kDenseUnitTokens / 16;
 inline constexpr int kTilesTogether = kDenseTilesTogether;
 static_assert(kTilesTogether <= kSplitWarps);  // each is weighed by a warp
 
-// On Hopper such a block is two warpgroups that multiply, of 64 rows each, and one that copies.
+// On Hopper a block that takes splits in turn is two warpgroups that multiply, of 64 rows each, and one that copies.
 inline constexpr int kGroupThreads = 128;
 inline constexpr int kGroupWarps = kGroupThreads / kLanes;
 inline constexpr int kGroups = 2;
@@ -340,6 +340,32 @@ __device__ __forceinline__ void LoadRows(const Args& args, const DeviceChunk& ch
       const float2 pair = loaded[i % 2][step * 2 + i / 2];
       q[step][i] = PackBf16(__fmul_rn(pair.x, args.scale_log2), __fmul_rn(pair.y, args.scale_log2));
     }
+  }
+}
+
+// A warp's rows of queries, as LoadRows() gives them, become rows `first_row` on of a warpgroup's operand.
+template <int kHeadDim>
+__device__ __forceinline__ void StoreRows(const uint32_t (&q)[kHeadDim / 16][4], uint32_t operand,
+                                          int first_row) {
+  const int lane = threadIdx.x % kLanes;
+#pragma unroll
+  for (int step = 0; step < kHeadDim / 16; ++step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t piece = OperandPieceAt(first_row + lane / 4 + i % 2 * 8, step * 2 + i / 2);
+      StoreShared(operand + piece + lane % 4 * 4, q[step][i]);
+    }
+  }
+}
+
+// Sums so far, before those of a unit whose weights are relative to more (Weigh()).
+template <int kTiles>
+__device__ __forceinline__ void Rescale(float (&o)[kTiles][4], const float (&keep)[2]) {
+  if (keep[0] == 1.0f && keep[1] == 1.0f) return;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) o[n][e] = __fmul_rn(o[n][e], keep[e / 2]);
   }
 }
 

@@ -190,13 +190,7 @@ __global__ void __launch_bounds__(kThreads + Units::kFillers, kBlocks)
     if (has_rows) {
       float keep[2];
       Weigh(scores, unit * kDenseUnitTokens, sees, sums, weights, keep);
-      if (!begins && (keep[0] != 1.0f || keep[1] != 1.0f)) {
-#pragma unroll
-        for (int n = 0; n < kHeadDim / 8; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) o[n][e] = __fmul_rn(o[n][e], keep[e / 2]);
-        }
-      }
+      if (!begins) Rescale(o, keep);
     }
     FenceGroup();
 #pragma unroll

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   if (first_row >= num_rows) return;
   const int32_t last_row = min(first_row + kBlockRows, num_rows) - 1;
   const int32_t visible = chunk.position + args.group.Divide(last_row) + 1;
-  const int32_t units = (visible + kDenseUnitTokens - 1) / kDenseUnitTokens;
+  const int32_t units = DenseUnits(visible);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kRing; ++i) {
       InitBarrier(SharedAddress(filled + i), kGroupThreads);
@@ -191,15 +191,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       uint32_t q[kHeadDim / 16][4];
       LoadRows<kHeadDim>(args, chunk, kv_head, first_row + group * kGroupRows + group_row, sees, at,
                          q);
-#pragma unroll
-      for (int step = 0; step < kHeadDim / 16; ++step) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const uint32_t to =
-              my_queries + OperandPieceAt(group_row + lane / 4 + i % 2 * 8, step * 2 + i / 2);
-          StoreShared(to + lane % 4 * 4, q[step][i]);
-        }
-      }
+      StoreRows<kHeadDim>(q, my_queries, group_row);
       FenceSharedWrites();
       asm volatile("bar.sync 1, %0;" ::"n"(kGroups * kGroupThreads) : "memory");
     }
@@ -223,14 +215,6 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       }
       CommitGroup();
     };
-    const auto rescale = [&] {
-      if (keep[0] == 1.0f && keep[1] == 1.0f) return;
-#pragma unroll
-      for (int n = 0; n < kHeadDim / 8; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) o[n][e] = __fmul_rn(o[n][e], keep[e / 2]);
-      }
-    };
     const auto start_values = [&](int of_stage, bool begins) {
       const uint64_t values = Further(of_values, of_stage * 2 * kOperand);
       FenceGroup();
@@ -245,7 +229,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     Weigh(scores, 0, sees, sums, weights, keep);
     for (int32_t unit = 0; unit < units; ++unit) {
       const bool begins = BeginsDenseSplit(unit), is_last = unit + 1 == units;
-      if (!begins) rescale();
+      if (!begins) Rescale(o, keep);
       if (is_last) {
         start_values(stage, begins);
         WaitForGroups<0>();
