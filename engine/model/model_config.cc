@@ -121,9 +121,8 @@ void ReadBiases(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) 
   using OutBias = ModelFamily::OutBias;
   const bool all = !family.all_biases.empty() && keys.Bool(family.all_biases, false);
   const bool qkv_bias = keys.Bool("attention_bias", family.layer.qkv_bias);
-  const bool o_bias = family.out_bias == OutBias::kAttentionBias ? qkv_bias
-                      : family.out_bias == OutBias::kOwnKey ? keys.Bool("attention_out_bias", false)
-                                                            : false;
+  bool o_bias = family.out_bias == OutBias::kAttentionBias && qkv_bias;
+  if (family.out_bias == OutBias::kOwnKey) o_bias = keys.Bool("attention_out_bias", false);
   const bool mlp_bias = keys.Bool("mlp_bias", false);
   if (qkv_bias && family.attention_bias == Key::kRefused) {
     keys.Fail(kUnimplemented, "attention_bias", Concat(family.name, " models have none"));

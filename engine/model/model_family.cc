@@ -31,16 +31,15 @@ constexpr LayerTensorNames kSeedOssTensors = [] {
   return names;
 }();
 
-constexpr LayerTensorNames kPhi3Tensors = [] {
+constexpr LayerTensorNames kGlmTensors = [] {
   LayerTensorNames names = kLlamaTensors;
-  names.q = names.k = names.v = {"self_attn.qkv_proj", "attn_qkv"};
   names.gate = names.up = {"mlp.gate_up_proj", "ffn_up"};
   return names;
 }();
 
-constexpr LayerTensorNames kGlmTensors = [] {
-  LayerTensorNames names = kLlamaTensors;
-  names.gate = names.up = {"mlp.gate_up_proj", "ffn_up"};
+constexpr LayerTensorNames kPhi3Tensors = [] {
+  LayerTensorNames names = kGlmTensors;
+  names.q = names.k = names.v = {"self_attn.qkv_proj", "attn_qkv"};
   return names;
 }();
 
