@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/cuda/dense_widening.h"
 #include "kernels/kv_ops.h"
 
 namespace winnow::kernels::cuda {
@@ -31,21 +32,41 @@ inline int64_t AttentionSets(int32_t num_tokens, int32_t group, int32_t kv_heads
          kv_heads;
 }
 
+// Rows of a chunk from which on its KV of 8 bits is made bfloat16 first, and blocks in turn that each part of the heads must give
+// then (dense_widening.h): fewer would leave much of the device waiting.
+inline constexpr int64_t kWidenedRows = 512;
+inline constexpr int64_t kWidenedBlocks = 96;
+
+// Rows of a block in turn.
+inline constexpr int64_t kInTurnRows = 128;
+
 struct AttentionWays {
   // Side by side, in calls of their own: those of one tile, which has a kernel of its own, and those of more. Tiles of a
   // call are as many as its longest chunk needs.
   std::vector<AttentionChunk> few, several;
-  std::vector<AttentionChunk> many;  // in turn
+  std::vector<AttentionChunk> many;     // in turn
+  std::vector<AttentionChunk> widened;  // in turn, too, over a copy of their KV in bfloat16
 };
 
+// Whether attention of a chunk by itself over KV of 8 bits is faster over a copy in bfloat16.
+inline bool PaysToWiden(const AttentionChunk& chunk, int32_t group, const KvLayout& layout) {
+  const int64_t rows = int64_t{chunk.num_tokens} * group;
+  if (!HasScales(layout.dtype) || rows < kWidenedRows) return false;
+  const WidenedShape widened = ShapeOfWidened(layout, 1, chunk.position + chunk.num_tokens);
+  if (widened.bytes > kWidenedBytes) return false;
+  return widened.heads == layout.kv_heads ||
+         widened.heads * ((rows + kInTurnRows - 1) / kInTurnRows) >= kWidenedBlocks;
+}
+
 // Sorts `chunks` by way, in their order; what `ways` had is gone.
-inline void ChooseWays(std::span<const AttentionChunk> chunks, int32_t group, int32_t kv_heads,
-                       AttentionWays& ways) {
+inline void ChooseWays(std::span<const AttentionChunk> chunks, int32_t group,
+                       const KvLayout& layout, AttentionWays& ways) {
   ways.few.clear();
   ways.several.clear();
   ways.many.clear();
+  ways.widened.clear();
   const auto sets = [&](const AttentionChunk& chunk) {
-    return AttentionSets(chunk.num_tokens, group, kv_heads);
+    return AttentionSets(chunk.num_tokens, group, layout.kv_heads);
   };
   // Decoding, and drafts: more blocks than in turn, and the keys are read no more often.
   const auto is_short = [&](const AttentionChunk& chunk) {
@@ -63,6 +84,8 @@ inline void ChooseWays(std::span<const AttentionChunk> chunks, int32_t group, in
       ways.few.push_back(chunk);
     } else if (is_short(chunk) || (sum <= kSetsOfAWave && sets(chunk) <= kSetsOfAWave)) {
       ways.several.push_back(chunk);
+    } else if (PaysToWiden(chunk, group, layout)) {
+      ways.widened.push_back(chunk);
     } else {
       ways.many.push_back(chunk);
     }

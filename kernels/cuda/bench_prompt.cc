@@ -1,6 +1,7 @@
 // What a prompt needs: matrix products of many rows and dense attention of many queries.
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "kernels/attention.h"
@@ -283,10 +284,15 @@ void BenchPrompt(Bench& bench) {
   for (const Case c : {Case{512, 512, 128},
                        {8192, 512, 128},
                        {8192, 8192, 128},
+                       {8192, 128, 128, DType::kI8},
+                       {8192, 512, 128, DType::kI8},
                        {8192, 8192, 128, DType::kI8},
                        {8192, 8192, 128, DType::kF8},
                        {131072, 512, 128},
                        {131072, 2048, 128},
+                       {131072, 128, 128, DType::kI8},
+                       {131072, 512, 128, DType::kI8},
+                       {131072, 2048, 128, DType::kI8},
                        {8192, 8192, 64},
                        {8192, 8192, 64, DType::kI8}}) {
     const KvLayout kv{kKvHeads, c.d, kBlock, c.dtype};
@@ -297,14 +303,20 @@ void BenchPrompt(Bench& bench) {
     Memory<float> out(c.chunk * width);
     const Memory<DeviceChunk> chunks(
         std::vector<DeviceChunk>{{sequences.table.data(), 0, c.chunk, c.n - c.chunk}});
-    for (const bool portable : {false, true}) {
-      const std::string text = Text("%d tokens before position %d, d %d%s%s", c.chunk, c.n, c.d,
-                                    KvText(c.dtype), portable ? ", any device's kernel" : "");
+    for (const auto& [way, portable] :
+         {std::pair(DenseWay::kInTurn, false), std::pair(DenseWay::kInTurn, true),
+          std::pair(DenseWay::kWidened, false), std::pair(DenseWay::kWidened, true)}) {
+      if (way == DenseWay::kWidened && !HasScales(c.dtype)) continue;
+      const std::string text = Text("%d tokens before position %d, d %d%s%s%s", c.chunk, c.n, c.d,
+                                    KvText(c.dtype), way == DenseWay::kWidened ? ", widened" : "",
+                                    portable ? ", any device's kernel" : "");
       if (!bench.WantsShape(text)) continue;
-      const DenseAttentionShape shape{1, c.chunk, c.n, kGroup, kv, DenseWay::kInTurn, portable};
+      const DenseAttentionShape shape{1, c.chunk, c.n, kGroup, kv, way, portable};
+      Memory<std::byte> workspace(
+          static_cast<int64_t>(std::max<size_t>(DenseAttentionWorkspaceBytes(shape), 1)));
       const double seconds = bench.Seconds(1, 3, [&](int, cudaStream_t stream) {
         return AttendDense(shape, q.data(), width, chunks.data(), pool.data(), 0.0884f, out.data(),
-                           width, nullptr, stream);
+                           width, workspace.data(), stream);
       });
       const double pairs = static_cast<double>(c.chunk) * (c.n - c.chunk) +
                            0.5 * c.chunk * (static_cast<double>(c.chunk) + 1);

@@ -317,7 +317,7 @@ void CudaBackend::CopyAllToDevice(std::span<const CopyPart> parts) {
   static_cast<void>(Synchronize());
 }
 
-bool CudaBackend::Grow(Workspace& workspace, size_t size_bytes, const char* what) {
+bool CudaBackend::TryGrow(Workspace& workspace, size_t size_bytes) {
   if (failed()) return false;
   if (size_bytes <= workspace.memory.size_bytes()) return true;
   if (!Synchronize()) return false;
@@ -325,7 +325,11 @@ bool CudaBackend::Grow(Workspace& workspace, size_t size_bytes, const char* what
   workspace.shape = {};
   workspace.memory = Allocate(size_bytes + size_bytes / 4);
   if (workspace.memory.data() == nullptr) workspace.memory = Allocate(size_bytes);
-  if (workspace.memory.data() == nullptr && !failed()) {
+  return workspace.memory.data() != nullptr;
+}
+
+bool CudaBackend::Grow(Workspace& workspace, size_t size_bytes, const char* what) {
+  if (!TryGrow(workspace, size_bytes) && !failed()) {
     failure_ = std::string("no memory on the device for ") + what + ": " +
                std::to_string(size_bytes) + " bytes";
   }

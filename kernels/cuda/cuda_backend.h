@@ -29,6 +29,7 @@
 #include <array>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <span>
@@ -39,6 +40,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/attention_ways.h"
 #include "kernels/cuda/completion.h"
+#include "kernels/cuda/dense_attention.h"
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/hash_encode.h"
 #include "kernels/cuda/host_kv.h"
@@ -183,7 +185,9 @@ class CudaBackend final : public Backend {
   bool SendTogether(std::span<const CopyPart> parts, bool to_device);
   void SendToHost(const void* device, void* host, size_t size_bytes);
   void SendToDevice(const void* host, void* device, size_t size_bytes);
-  // At least so large, or the device fails. Its contents are lost when it grows.
+  // At least so large; its contents are lost when it grows. False: there is no memory, and the workspace is empty.
+  bool TryGrow(Workspace& workspace, size_t size_bytes);
+  // The same, or the device fails.
   bool Grow(Workspace& workspace, size_t size_bytes, const char* what);
   void AddExpertsOf(const RoutedExpertsArgs& args, int64_t first, int64_t m, int32_t tile_rows);
   // Ready for a call of this shape, whose zeros lie in `part`.
@@ -274,8 +278,10 @@ class CudaBackend final : public Backend {
   // Splits of keys side by side, queries of a chunk in as many pieces as the workspace's bound makes of them.
   void AttendSideBySide(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
                         const KvLayout& layout, float scale, const Tensor& out);
-  void AttendChunks(const Tensor& q, std::span<const AttentionChunk> chunks, bool few,
+  void AttendChunks(const Tensor& q, std::span<const AttentionChunk> chunks, DenseWay way,
                     const void* pool, const KvLayout& layout, float scale, const Tensor& out);
+  // Whether the workspace of dense attention has room for a copy of KV (DenseWay::kWidened), or can have it.
+  bool HasRoomToWiden(size_t size_bytes);
   bool Extend(std::span<const DeviceExtension> extensions, const void* pool, const KvLayout& layout,
               const DeviceFeatureMap& key_map);
   // AttendRows by where the rows lie: at addresses, in a pool on the device, in a pool in pinned host memory.
@@ -363,6 +369,7 @@ class CudaBackend final : public Backend {
   std::vector<DeviceChunk> chunks_;
   AttentionWays ways_;
   std::vector<AttentionChunk> pieces_;
+  size_t widening_lacks_ = std::numeric_limits<size_t>::max();  // so much was asked for in vain
   std::vector<RowList> lists_;
   std::vector<DeviceExtension> extensions_;
   std::vector<int32_t> numbers_;

@@ -486,10 +486,11 @@ void CudaBackend::AttendDevice(const Tensor& q, std::span<const AttentionChunk> 
                                const void* pool, const KvLayout& layout, float scale,
                                const Tensor& out) {
   const int32_t group = GroupOf(q, layout);
-  ChooseWays(chunks, group, layout.kv_heads, ways_);
+  ChooseWays(chunks, group, layout, ways_);
   AttendSideBySide(q, ways_.few, pool, layout, scale, out);
   AttendSideBySide(q, ways_.several, pool, layout, scale, out);
-  AttendChunks(q, ways_.many, /*few=*/false, pool, layout, scale, out);
+  AttendChunks(q, ways_.many, DenseWay::kInTurn, pool, layout, scale, out);
+  AttendChunks(q, ways_.widened, DenseWay::kWidened, pool, layout, scale, out);
 }
 
 void CudaBackend::AttendSideBySide(const Tensor& q, std::span<const AttentionChunk> chunks,
@@ -513,16 +514,22 @@ void CudaBackend::AttendSideBySide(const Tensor& q, std::span<const AttentionChu
                          chunk.position + first, chunk.block_table});
     }
   }
-  AttendChunks(q, pieces_, /*few=*/true, pool, layout, scale, out);
+  AttendChunks(q, pieces_, DenseWay::kSideBySide, pool, layout, scale, out);
 }
 
-void CudaBackend::AttendChunks(const Tensor& q, std::span<const AttentionChunk> chunks, bool few,
-                               const void* pool, const KvLayout& layout, float scale,
+bool CudaBackend::HasRoomToWiden(size_t size_bytes) {
+  if (size_bytes >= widening_lacks_) return false;
+  if (TryGrow(dense_, size_bytes)) return true;
+  widening_lacks_ = size_bytes;
+  return false;
+}
+
+void CudaBackend::AttendChunks(const Tensor& q, std::span<const AttentionChunk> chunks,
+                               DenseWay way, const void* pool, const KvLayout& layout, float scale,
                                const Tensor& out) {
   const int32_t group = GroupOf(q, layout);
   for (size_t first = 0; first < chunks.size();) {
-    DenseAttentionShape shape{0,     0,      0,
-                              group, layout, few ? DenseWay::kSideBySide : DenseWay::kInTurn};
+    DenseAttentionShape shape{0, 0, 0, group, layout, way};
     while (first + shape.num_chunks < chunks.size() && shape.num_chunks < 1024) {
       const AttentionChunk& chunk = chunks[first + shape.num_chunks];
       DenseAttentionShape wider = shape;
@@ -533,6 +540,10 @@ void CudaBackend::AttendChunks(const Tensor& q, std::span<const AttentionChunk> 
       shape = wider;
     }
     const DeviceChunk* on_device = StageChunks(chunks.subspan(first, shape.num_chunks), layout);
+    // The copy is for speed alone.
+    if (way == DenseWay::kWidened && !HasRoomToWiden(DenseAttentionWorkspaceBytes(shape))) {
+      shape.way = DenseWay::kInTurn;
+    }
     if (on_device == nullptr || !Grow(dense_, DenseAttentionWorkspaceBytes(shape), "attention")) {
       return;
     }

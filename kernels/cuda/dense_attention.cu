@@ -764,10 +764,65 @@ cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, Stream stream
   }
 }
 
+void PointAtPool(const KvLayout& layout, const void* pool, Args& args) {
+  args.pool = static_cast<const uint8_t*>(pool);
+  args.block_tokens = FastDivider(layout.block_tokens);
+  args.block_bytes = static_cast<int64_t>(layout.BlockBytes());
+  args.head_bytes = static_cast<int64_t>(layout.HeadBytes());
+  args.kv_heads = layout.kv_heads;
+}
+
+// What lies behind the copy in the workspace of kWidened.
+constexpr size_t kWidenedChunkBytes = sizeof(DeviceChunk) + sizeof(int32_t);
+WidenedShape WidenedShapeOf(const DenseAttentionShape& shape) {
+  return ShapeOfWidened(shape.layout, std::max(shape.num_chunks, 1), std::max(shape.max_keys, 1),
+                        shape.widened_bytes);
+}
+
+template <int kHeadDim>
+cudaError_t LaunchWidened(const DenseAttentionShape& shape, const Args& args, void* workspace,
+                          Stream stream) {
+  const WidenedShape widened = WidenedShapeOf(shape);
+  WidenedKv to;
+  to.rows = static_cast<uint2*>(workspace);
+  to.chunks = reinterpret_cast<DeviceChunk*>(static_cast<std::byte*>(workspace) + widened.bytes);
+  to.tables = reinterpret_cast<int32_t*>(to.chunks + shape.num_chunks);
+  to.tokens = widened.tokens;
+  DenseAttentionShape of_copy = shape;
+  of_copy.way = DenseWay::kInTurn;
+  of_copy.layout.dtype = DType::kBF16;
+  of_copy.layout.block_tokens = widened.tokens;
+  for (int32_t first = 0; first < shape.layout.kv_heads; first += widened.heads) {
+    to.first_head = first;
+    to.num_heads = std::min(widened.heads, shape.layout.kv_heads - first);
+    if (const cudaError_t error = WidenKv(shape, args, to, stream); error != cudaSuccess) {
+      return error;
+    }
+    of_copy.layout.kv_heads = to.num_heads;
+    Args copied = args;
+    copied.q += int64_t{first} * shape.group * kHeadDim;
+    copied.out += int64_t{first} * shape.group * kHeadDim;
+    copied.chunks = to.chunks;
+    PointAtPool(of_copy.layout, to.rows, copied);
+    if (const cudaError_t error = LaunchOf<DType::kBF16, kHeadDim>(of_copy, copied, stream);
+        error != cudaSuccess) {
+      return error;
+    }
+  }
+  return cudaSuccess;
+}
+
 }  // namespace
 
 size_t DenseAttentionWorkspaceBytes(const DenseAttentionShape& shape) {
-  if (shape.way == DenseWay::kInTurn) return 0;
+  switch (shape.way) {
+    case DenseWay::kInTurn:
+      return 0;
+    case DenseWay::kWidened:
+      return WidenedShapeOf(shape).bytes + shape.num_chunks * kWidenedChunkBytes;
+    case DenseWay::kSideBySide:
+      break;
+  }
   return size_t{4} * NumParts(shape) * (shape.layout.head_dim + 2);
 }
 
@@ -779,7 +834,7 @@ cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_
       shape.num_chunks < 0 || layout.block_tokens < 1 ||
       int64_t{shape.max_chunk_tokens} * shape.group > 0x7fffffff ||
       int64_t{shape.num_chunks} *
-              (shape.way == DenseWay::kInTurn ? 1 : std::max(TilesOf(shape), 1)) >
+              (shape.way != DenseWay::kSideBySide ? 1 : std::max(TilesOf(shape), 1)) >
           65535) {
     return cudaErrorInvalidValue;
   }
@@ -804,19 +859,13 @@ cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_
             1,
             1,
             shape.num_chunks};
-  return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
-    switch (layout.head_dim) {
-      case 64:
-        return LaunchOf<kKv, 64>(shape, args, stream);
-      case 80:
-        return LaunchOf<kKv, 80>(shape, args, stream);
-      case 96:
-        return LaunchOf<kKv, 96>(shape, args, stream);
-      case 128:
-        return LaunchOf<kKv, 128>(shape, args, stream);
-      default:
-        return cudaErrorInvalidValue;
+  return ForHeadDim(layout.head_dim, [&]<int kHeadDim>(HeadDim<kHeadDim>) {
+    if (shape.way == DenseWay::kWidened) {
+      return LaunchWidened<kHeadDim>(shape, args, workspace, stream);
     }
+    return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
+      return LaunchOf<kKv, kHeadDim>(shape, args, stream);
+    });
   });
 }
 

@@ -3,6 +3,7 @@
 //   dense_attention.cu               kInTurn and kSideBySide on any device
 //   dense_attention_pairs.cu         kInTurn on Hopper, of bfloat16 in blocks of whole units
 //   dense_attention_wgmma.cu         kInTurn on Hopper, of 8-bit types and of other blocks
+//   dense_attention_widen.cu         kWidened: the copy in bfloat16 for one of these
 //   dense_attention_splits_warp.cu   kSideBySide on Hopper, of up to eight rows
 //   dense_attention_splits_wgmma.cu  kSideBySide on Hopper, of more than 16 rows
 #ifndef WINNOW_KERNELS_CUDA_DENSE_ATTENTION_PARTS_CUH_
@@ -416,6 +417,38 @@ __device__ __forceinline__ void WriteRows(const Args& args, const int32_t (&sees
     });
   }
 }
+
+template <int kSize>
+struct HeadDim {
+  static constexpr int kHeadDim = kSize;
+};
+// Calls f with the HeadDim of `head_dim`; cudaErrorInvalidValue for one that dense attention does not have.
+template <typename F>
+cudaError_t ForHeadDim(int32_t head_dim, F f) {
+  switch (head_dim) {
+    case 64:
+      return f(HeadDim<64>());
+    case 80:
+      return f(HeadDim<80>());
+    case 96:
+      return f(HeadDim<96>());
+    case 128:
+      return f(HeadDim<128>());
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+// A copy of `num_heads` KV heads in bfloat16, for the chunks of a call.
+struct WidenedKv {
+  uint2* rows = nullptr;          // [chunks][num_heads][tokens] rows
+  DeviceChunk* chunks = nullptr;  // the call's, whose tables are those below
+  int32_t* tables = nullptr;      // of a block each, that many tokens
+  int32_t first_head = 0, num_heads = 0, tokens = 0, unused = 0;
+};
+// Makes the copy: rows of the tokens that a chunk sees, none behind them. REQUIRES: an 8-bit type, and what AttendDense() checks.
+[[nodiscard]] cudaError_t WidenKv(const DenseAttentionShape& shape, const Args& args,
+                                  const WidenedKv& to, Stream stream);
 
 // Whether the code that runs on the current device has kernels of Hopper's matrix instructions for such heads.
 bool HasPairAttention(int32_t head_dim);

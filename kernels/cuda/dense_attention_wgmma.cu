@@ -1,5 +1,5 @@
-// Mapping, kInTurn on Hopper, for heads of 64 and 128 channels of 8-bit types, and of bfloat16 in blocks that are not whole units
-// (others: dense_attention_pairs.cu). The same rows to a block, the same units and splits as dense_attention.cu's kernel, with
+// Mapping, kInTurn on Hopper, for heads of 64 and 128 channels of 8-bit types (few rows; more are kWidened), and of bfloat16 in blocks
+// that are not whole units (others: dense_attention_pairs.cu). The same rows to a block, the same units and splits as dense_attention.cu's kernel, with
 // matrix instructions of a warpgroup (wgmma.cuh), which round as those of a warp do; so the same bits.
 //
 // A block is two warpgroups of 64 rows each and one that copies: its threads find the rows of a unit by the block

@@ -35,7 +35,7 @@ class CudaDenseAttentionTest : public CudaBackendFixture {
                          const DeviceArray<std::byte>& pool) {
     Matrix result = q;
     const auto of_q = Upload(q), out = Upload(result);
-    Workspace workspace(DenseAttentionWorkspaceBytes(shape));
+    const DeviceArray<std::byte> workspace(DenseAttentionWorkspaceBytes(shape));
     const int64_t stride = q.tensor().stride;
     WINNOW_CUDA_OK(AttendDense(shape, of_q.data(), stride, chunks.data(), pool.data(),
                                ScaleOf(shape.layout.head_dim), out.data(), stride, workspace.data(),
@@ -248,11 +248,13 @@ TEST_F(CudaDenseAttentionTest, ARowBeforeASplitsBorderHasAllThatItSees) {
   }
 }
 
-// For 8-bit types: the bits of attention over their values, rounded to bfloat16, either way and by either kind of kernel.
+// For 8-bit types: the bits of attention over their values, rounded to bfloat16, each way and by either kind of kernel.
 TEST_F(CudaDenseAttentionTest, CodesGiveTheBitsOfTheirRoundedValues) {
   SCOPED_TRACE(Seed());
-  for (int round = 0; round < 64; ++round) {
-    const DenseWay way = round % 2 == 0 ? DenseWay::kInTurn : DenseWay::kSideBySide;
+  for (int round = 0; round < 96; ++round) {
+    const DenseWay way = round >= 64      ? DenseWay::kWidened
+                         : round % 2 == 0 ? DenseWay::kInTurn
+                                          : DenseWay::kSideBySide;
     const int32_t d = std::array{64, 80, 96, 128}[round / 2 % 4];
     const DType dtype = round / 8 % 2 == 0 ? DType::kI8 : DType::kF8;
     const auto group = static_cast<int32_t>(random_.Int(1, 9));
@@ -261,7 +263,7 @@ TEST_F(CudaDenseAttentionTest, CodesGiveTheBitsOfTheirRoundedValues) {
     const KvLayout layout{static_cast<int32_t>(random_.Int(1, 3)), d, block, dtype};
     const auto n = static_cast<int32_t>(random_.Int(1, 1500));
     const auto count =
-        static_cast<int32_t>(random_.Int(1, way == DenseWay::kInTurn ? n : std::min(n, 20)));
+        static_cast<int32_t>(random_.Int(1, way == DenseWay::kSideBySide ? std::min(n, 20) : n));
     SCOPED_TRACE(testing::Message()
                  << DTypeName(dtype) << ", d " << d << " G " << group << " block " << block << ", "
                  << count << " of " << n << ", way " << static_cast<int>(way));
@@ -275,7 +277,9 @@ TEST_F(CudaDenseAttentionTest, CodesGiveTheBitsOfTheirRoundedValues) {
     const auto least_share = static_cast<int32_t>(4 * random_.Int(0, 1));
     const auto run = [&](const DeviceArray<std::byte>& of_pool, const KvLayout& of_layout,
                          bool portable) {
-      const DenseAttentionShape shape{1, count, n, group, of_layout, way, portable, least_share};
+      const DenseWay of_way =
+          way == DenseWay::kWidened && !HasScales(of_layout.dtype) ? DenseWay::kInTurn : way;
+      const DenseAttentionShape shape{1, count, n, group, of_layout, of_way, portable, least_share};
       return RunShape(shape, q, chunks, of_pool);
     };
     const Matrix expected = run(rounded, rounded_layout, true);
@@ -285,6 +289,92 @@ TEST_F(CudaDenseAttentionTest, CodesGiveTheBitsOfTheirRoundedValues) {
     ASSERT_TRUE(SameBits(run(pool, layout, true), expected)) << "any device's";
     ASSERT_TRUE(SameBits(run(pool, layout, false), expected)) << "this device's";
   }
+}
+
+// Chunks of different lengths and places, some of their heads at a time, and nothing that can be called a number in rows that are
+// not written yet, nor in the copy before it is made.
+TEST_F(CudaDenseAttentionTest, CodesThatAreWidenedHeadByHeadHaveTheirBits) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 24; ++round) {
+    const int32_t d = std::array{64, 128, 80, 96}[round % 4];
+    const auto group = static_cast<int32_t>(random_.Int(1, 6)),
+               num_chunks = static_cast<int32_t>(random_.Int(1, 5));
+    const KvLayout layout{static_cast<int32_t>(random_.Int(2, 5)), d,
+                          static_cast<int32_t>(4 * random_.Int(1, 40)),
+                          round / 4 % 2 == 0 ? DType::kI8 : DType::kF8};
+    std::vector<int32_t> lengths;
+    for (int32_t i = 0; i < num_chunks; ++i) {
+      lengths.push_back(static_cast<int32_t>(random_.Int(1, 1200)));
+    }
+    SCOPED_TRACE(testing::Message()
+                 << "d " << d << " G " << group << " heads " << layout.kv_heads << " block "
+                 << layout.block_tokens << ", " << num_chunks << " chunks");
+    PagedKv kv(random_, layout, lengths, round % 3 == 0 ? 8.0f : 1.0f);
+    const auto pool = UploadPool(kv);
+    std::vector<DeviceArray<int32_t>> tables;
+    std::vector<DeviceChunk> host_chunks;
+    DenseAttentionShape shape{num_chunks, 0, 0, group, layout, DenseWay::kInTurn};
+    int32_t rows = 0;
+    for (int32_t i = 0; i < num_chunks; ++i) {
+      tables.emplace_back(kv.table(i));
+      const auto count = static_cast<int32_t>(random_.Int(1, lengths[i]));
+      host_chunks.push_back({tables.back().data(), rows, count, lengths[i] - count});
+      rows += count;
+      shape.max_chunk_tokens = std::max(shape.max_chunk_tokens, count);
+      shape.max_keys = std::max(shape.max_keys, lengths[i]);
+    }
+    const DeviceArray<DeviceChunk> chunks(host_chunks);
+    Matrix q = Matrix::Normal(random_, rows, int64_t{layout.kv_heads} * group * d);
+    shape.portable = true;
+    const Matrix expected = RunShape(shape, q, chunks, pool);
+    shape.way = DenseWay::kWidened;
+    for (const bool portable : {false, true}) {
+      shape.portable = portable;
+      for (int32_t heads = 0; heads <= layout.kv_heads; ++heads) {
+        shape.widened_bytes =
+            size_t{4} * d * num_chunks * heads * ((shape.max_keys + 63) / 64 * 64);
+        ASSERT_TRUE(SameBits(RunShape(shape, q, chunks, pool), expected))
+            << heads << " heads at a time" << (portable ? ", any device's" : "");
+      }
+    }
+  }
+}
+
+// Where the device has no room for the copy, attention is as exact without, and nothing fails.
+TEST_F(CudaDenseAttentionTest, WithoutRoomForTheCopyCodesAreReadAsTheyAre) {
+  SCOPED_TRACE(Seed());
+  const int32_t d = 128, n = 16384, group = 4, count = 512;
+  const KvLayout layout{8, d, 64, AnyCudaKvType(random_) == DType::kF8 ? DType::kF8 : DType::kI8};
+  ASSERT_GT(ShapeOfWidened(layout, 1, n).bytes, size_t{60} << 20);
+  PagedKv kv(random_, layout, {n});
+  const auto pool = UploadPool(kv);
+  Matrix q = Matrix::Normal(random_, count, int64_t{8} * group * d);
+  const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, count, n - count)};
+  ASSERT_TRUE(PaysToWiden(chunks[0], group, layout));
+  constexpr size_t kPiece = size_t{24} << 20;  // takes queries and outputs, and of the copy a part
+  void* spare = nullptr;
+  WINNOW_CUDA_OK(cudaMalloc(&spare, kPiece));
+  std::vector<void*> held;
+  for (size_t size = kPiece << 11; size >= kPiece;) {
+    void* data = nullptr;
+    if (cudaMalloc(&data, size) == cudaSuccess) {
+      held.push_back(data);
+    } else {
+      cudaGetLastError();
+      size /= 2;
+    }
+  }
+  cudaFree(spare);
+  const Matrix without = Run(kv, pool, q, chunks);
+  size_t free = 0, total = 0;
+  WINNOW_CUDA_OK(cudaMemGetInfo(&free, &total));
+  EXPECT_LT(free, ShapeOfWidened(layout, 1, n).bytes);
+  for (void* data : held) cudaFree(data);
+  ASSERT_TRUE(SameBits(Run(kv, pool, q, chunks), without));  // it is not asked for again
+  std::string why;
+  backend_ = CudaBackend::Create(0, &why);
+  ASSERT_NE(backend_, nullptr) << why;
+  ASSERT_TRUE(SameBits(Run(kv, pool, q, chunks), without));
 }
 
 // More splits than blocks run at once, and than are merged at a time.

@@ -11,7 +11,8 @@ namespace {
 
 constexpr int32_t kGroup = 4, kKvHeads = 8;
 
-AttentionWays WaysOf(const std::vector<int32_t>& tokens, int32_t position = 1000) {
+AttentionWays WaysOf(const std::vector<int32_t>& tokens, int32_t position = 1000,
+                     DType dtype = DType::kBF16) {
   std::vector<AttentionChunk> chunks;
   int32_t row = 0;
   for (const int32_t count : tokens) {
@@ -20,7 +21,8 @@ AttentionWays WaysOf(const std::vector<int32_t>& tokens, int32_t position = 1000
   }
   AttentionWays ways;
   ways.many.push_back({});  // what is there before goes
-  ChooseWays(chunks, kGroup, kKvHeads, ways);
+  ways.widened.push_back({});
+  ChooseWays(chunks, kGroup, {kKvHeads, 128, 64, dtype}, ways);
   return ways;
 }
 
@@ -87,9 +89,51 @@ TEST(AttentionWaysTest, ManyVerificationsOfLongContextsAreSplit) {
   EXPECT_EQ(WaysOf(tokens, kLongContext - 1).many.size(), 30u);
 }
 
+// A copy in bfloat16 pays where many rows read it; a batch of drafts would each have its own.
+TEST(AttentionWaysTest, LongChunksOverCodesAreWidenedFirst) {
+  const std::vector<int32_t> tokens = {512, 9, 1, 127, 128, 9, 9, 9, 9, 9, 9, 9, 9};
+  for (const DType dtype : {DType::kI8, DType::kF8}) {
+    const AttentionWays ways = WaysOf(tokens, 1000, dtype);
+    EXPECT_EQ(Rows(ways.widened), (RowList{0, 649}));
+    EXPECT_EQ(ways.many.size(), 10u);
+    EXPECT_EQ(Rows(ways.few), RowList{521});
+  }
+  const AttentionWays plain = WaysOf(tokens);
+  EXPECT_TRUE(plain.widened.empty());
+  EXPECT_EQ(plain.many.size(), 12u);
+}
+
+// A million tokens of one head are 512 MiB in bfloat16. Some heads at a time, as long as they fill the device.
+TEST(AttentionWaysTest, WhatIsWidenedAtOnceIsBounded) {
+  const auto is_widened = [](int32_t tokens, int32_t position) {
+    return !WaysOf({tokens}, position, DType::kI8).widened.empty();
+  };
+  EXPECT_TRUE(is_widened(2048, 65536 - 2048));   // eight heads at once
+  EXPECT_TRUE(is_widened(2048, 131072 - 2048));  // four: 256 blocks
+  EXPECT_TRUE(is_widened(512, 65536 - 512));
+  EXPECT_FALSE(is_widened(512, 65536));  // four: 64 blocks
+  EXPECT_TRUE(is_widened(2048, 262144 - 2048));
+  EXPECT_FALSE(is_widened(2048, 262144));  // one
+  EXPECT_TRUE(is_widened(3072, 524288 - 3072));
+  EXPECT_FALSE(is_widened(8192, 524288));  // more than there is room for
+  const KvLayout layout{kKvHeads, 128, 64, DType::kI8};
+  for (const int32_t chunks : {1, 3}) {
+    for (const int32_t keys : {1, 64, 65, 100000, 131072, 500000, 1000000}) {
+      const WidenedShape shape = ShapeOfWidened(layout, chunks, keys);
+      EXPECT_EQ(shape.tokens, (keys + 63) / 64 * 64);
+      EXPECT_EQ(shape.bytes, size_t{512} * chunks * shape.heads * shape.tokens);
+      EXPECT_TRUE(shape.heads >= 1 && shape.heads <= kKvHeads);
+      EXPECT_TRUE(shape.bytes <= kWidenedBytes || shape.heads == 1) << chunks << ' ' << keys;
+    }
+  }
+  // As many times as must be, and alike: seven fit, four and four are taken.
+  EXPECT_EQ(ShapeOfWidened(layout, 1, 64, size_t{7} * 512 * 64).heads, 4);
+}
+
 TEST(AttentionWaysTest, NothingIsNothing) {
   const AttentionWays ways = WaysOf({});
-  EXPECT_TRUE(ways.few.empty() && ways.several.empty() && ways.many.empty());
+  EXPECT_TRUE(ways.few.empty() && ways.several.empty() && ways.many.empty() &&
+              ways.widened.empty());
 }
 
 }  // namespace
