@@ -16,8 +16,10 @@ namespace winnow::kernels::cuda {
 inline constexpr int32_t kAttentionTileRows = 16;
 // Tiles that are split together, and share one reading of the keys (dense_attention.cu).
 inline constexpr int32_t kAttentionTilesOfASet = 4;
-// Tokens of a chunk that is always split, as is one whose tiles are a set and that sees many keys. H200, 24 sequences of 8 KV
-// heads with 9 rows, a step in turn and split: at 32K 45.4 and 39.3 ms, at 8K 18.3 and 18.1; 64 at 2K 23.6 and 26.9.
+// Tokens of a chunk that is always split, as is one whose tiles are a set and that sees many keys, or keys of 8 bits, which blocks
+// in turn widen each for itself. H200, 24 sequences of 8 KV heads with 9 and 16 rows, a step in turn and split, ms: at 32K 45.4
+// and 39.3 (9 rows), at 8K 18.3 and 18.6, 21.7 and 24.2; 64 with 9 at 2K 24.6 and 24.8. Of int8 at 8K 24.8 and 17.3, 27.9 and 22.9;
+// 64 at 2K 27.4 and 24.0.
 inline constexpr int32_t kFewQueries = 8;
 inline constexpr int32_t kLongContext = 16384;
 // Sets, over all KV heads, that are split in the time that one wave of blocks takes with its splits in turn. A block in
@@ -72,7 +74,7 @@ inline void ChooseWays(std::span<const AttentionChunk> chunks, int32_t group,
   const auto is_short = [&](const AttentionChunk& chunk) {
     return chunk.num_tokens <= kFewQueries ||
            (AttentionTiles(chunk.num_tokens, group) <= kAttentionTilesOfASet &&
-            chunk.position >= kLongContext);
+            (chunk.position >= kLongContext || HasScales(layout.dtype)));
   };
   // Many chunks fill the device in turn, too.
   int64_t sum = 0;

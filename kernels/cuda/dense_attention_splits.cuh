@@ -117,6 +117,17 @@ __device__ __forceinline__ void FenceForGroups() {
 #endif
 }
 
+// Where a unit lies: its block in the pool, and the first of its tokens there. Asked for a unit before its copy, which so need not
+// wait for the table.
+struct UnitPlace {
+  int32_t block = 0, token = 0;
+};
+__device__ __forceinline__ UnitPlace PlaceOfUnit(const Args& args, const int32_t* table,
+                                                 int32_t unit) {
+  const int32_t token = unit * kDenseUnitTokens, block = args.block_tokens.Divide(token);
+  return {table[block], token - block * args.block_tokens.divisor()};
+}
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 // Barriers of copies, 8 bytes each; called by all threads of a block.
 template <int kCount>
@@ -214,7 +225,7 @@ class SwizzledRing {
   __device__ void Begin(int32_t first, int32_t units) {
     first_ = first;
     if (threadIdx.x != 0) return;
-    next_ = RowOf(first);
+    next_ = PlaceOfUnit(args_, table_, first);
     for (int32_t i = 0; i < kStages - 1 && first + i < units; ++i) Start(first + i, units);
   }
   __device__ uint32_t Next(int32_t unit, int32_t units) {
@@ -234,18 +245,15 @@ class SwizzledRing {
   __device__ uint32_t BarrierOf(int32_t unit) const {
     return barriers_ + (unit - first_) % kStages * 8;
   }
-  __device__ int32_t RowOf(int32_t unit) const {
-    const int32_t token = unit * kDenseUnitTokens, block = args_.block_tokens.Divide(token);
-    return table_[block] * block_rows_ + head_row_ + token - block * args_.block_tokens.divisor();
-  }
   __device__ void Start(int32_t unit, int32_t units) {
     const uint32_t to = Stage(unit), barrier = BarrierOf(unit);
+    const int32_t row = next_.block * block_rows_ + head_row_ + next_.token;
     ArriveExpecting(barrier, Rows::kUnitBytes);
 #pragma unroll
     for (int i = 0; i < Rows::kTensorTiles; ++i) {
-      BulkCopyTile(to + i * Rows::kTensorTileBytes, &map_, i * Rows::kTileChannels, next_, barrier);
+      BulkCopyTile(to + i * Rows::kTensorTileBytes, &map_, i * Rows::kTileChannels, row, barrier);
     }
-    if (unit + 1 < units) next_ = RowOf(unit + 1);  // so that its copy need not wait for the table
+    if (unit + 1 < units) next_ = PlaceOfUnit(args_, table_, unit + 1);
   }
   // Values of tokens from `seen` on may be anything, and weights of zero take them too.
   __device__ void ClearValues(uint32_t stage, int32_t seen) const {
@@ -263,7 +271,8 @@ class SwizzledRing {
   const Args& args_;
   const Source& map_;
   const int32_t* table_;
-  int32_t head_row_, block_rows_, visible_, first_ = 0, next_ = 0;
+  int32_t head_row_, block_rows_, visible_, first_ = 0;
+  UnitPlace next_;
   uint32_t shared_, barriers_;
 #else  // never launched there
   __device__ SwizzledRing(const Args&, const Source&, const int32_t*, int32_t, int32_t, uint32_t) {}
@@ -273,16 +282,13 @@ class SwizzledRing {
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-// One thread starts copying a unit of codes, which lies in one piece; `barrier` hears of it.
+// One thread starts copying the unit of codes that lies at `place` of a head, in one piece; `barrier` hears of it.
 template <typename Codes>
-__device__ __forceinline__ void StartUnitOfCodes(const Args& args, const int32_t* table,
-                                                 const uint8_t* head, int32_t unit, uint32_t to,
-                                                 uint32_t barrier) {
-  const int32_t token = unit * kDenseUnitTokens, block = args.block_tokens.Divide(token);
-  const uint8_t* from = head + table[block] * args.block_bytes +
-                        int64_t{token - block * args.block_tokens.divisor()} * Codes::kRowBytes;
+__device__ __forceinline__ void StartUnitOfCodes(const Args& args, const uint8_t* head,
+                                                 UnitPlace place, uint32_t to, uint32_t barrier) {
   ArriveExpecting(barrier, Codes::kUnitBytes);
-  BulkCopy(to, from, Codes::kUnitBytes, barrier);
+  BulkCopy(to, head + place.block * args.block_bytes + int64_t{place.token} * Codes::kRowBytes,
+           Codes::kUnitBytes, barrier);
 }
 #endif
 
@@ -347,7 +353,8 @@ class CodesRing {
     if constexpr (kBulk) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
       if (threadIdx.x != 0 || unit >= units) return;
-      StartUnitOfCodes<Codes>(args_, table_, head_, unit, Stage(unit), BarrierOf(unit));
+      StartUnitOfCodes<Codes>(args_, head_, PlaceOfUnit(args_, table_, unit), Stage(unit),
+                              BarrierOf(unit));
 #endif
     } else {
       if (unit < units) {

@@ -10,7 +10,18 @@
 // prompts has no registers: its sums waited in `out`, and prompts of 32K went at 0.87 of their speed. Two blocks with three stages each, because three would spill with d 128.
 //
 // The same of int8, 9 tokens: 243, where one warpgroup made a unit's bfloat16 and multiplied it by turns; with a second one that
-// makes them 175; all that a thread loads before what it stores 160; fewer instructions to a word (kv_rows.cuh) 141.
+// makes them 175; all that a thread loads before what it stores 160; fewer instructions to a word (kv_rows.cuh) 141; no divisions
+// to find where splits begin 132; blocks asked for a unit earlier, and nothing hidden from rows that are not there, 131.
+//
+// What takes the time of 9 tokens of bfloat16 (160 us): without copies 123, without weighing 155, without both 86; copies
+// without arithmetic 137; without writing states 150; reading alone 119.
+// Lost, bfloat16 and int8 at 128K, and bfloat16 of 24 sequences of 32K (162, 141 and 985 then):
+//   as many blocks as run at once, with equal shares of all units (as dense_attention_splits_warp.cu's)     167, 140, 1033
+//   the same, which add up a head's splits themselves, in registers                                         175, 181, 1022
+//   the same in memory, where the first split's state would be                                              195, 153, 1071
+// And in other runs:
+//   two units at a time (as dense_attention_pairs.cu's), in seven parts of 16 KiB that a fifth warp copies   160 for 160, 962 for 961
+//   the same, and keys and values first to leave L2, states last                                            160 for 162, 989 for 982
 #include "kernels/cuda/dense_attention_splits.cuh"
 
 namespace winnow::kernels::cuda::dense {
@@ -86,6 +97,7 @@ class WidenedUnits {
 
   __device__ void Fill(int32_t first, int32_t units) {
     first_ = first;
+    next_ = PlaceOfUnit(args_, table_, first);
     for (int32_t i = 0; i < kStages; ++i) StartCopy(first + i, units);
     for (int32_t unit = first; unit < units; ++unit) {
       const uint32_t stage = StageOf(unit), parity = ParityOf(unit);
@@ -113,17 +125,18 @@ class WidenedUnits {
   __device__ uint32_t CodesAt(uint32_t stage) const {
     return rows_ + kStages * Rows::kUnitBytes + stage * Codes::kUnitBytes;
   }
-  __device__ void StartCopy(int32_t unit, int32_t units) const {
+  __device__ void StartCopy(int32_t unit, int32_t units) {
     if (threadIdx.x != kThreads || unit >= units) return;
     const uint32_t stage = StageOf(unit);
-    StartUnitOfCodes<Codes>(args_, table_, head_, unit, CodesAt(stage),
-                            barriers_ + kCopied + stage * 8);
+    StartUnitOfCodes<Codes>(args_, head_, next_, CodesAt(stage), barriers_ + kCopied + stage * 8);
+    if (unit + 1 < units) next_ = PlaceOfUnit(args_, table_, unit + 1);
   }
 
   const Args& args_;
   const int32_t* table_;
   const uint8_t* head_;
   int32_t visible_, first_ = 0;
+  UnitPlace next_;
   uint32_t rows_, barriers_;  // [kStages] units' rows, behind which lie the codes
 #endif
 };
@@ -169,6 +182,10 @@ __global__ void __launch_bounds__(kThreads + Units::kFillers, kBlocks)
     int64_t at[2];
     LoadRows<kHeadDim>(args, chunk, kv_head, has_rows ? tile * kWarpRows : num_rows, sees, at, q);
   }
+  // Rows that are not there see all, so that nothing need be hidden from them, and are not written.
+  const bool is_there[2] = {sees[0] > 0, sees[1] > 0};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) sees[r] = is_there[r] ? sees[r] : visible;
   float o[kHeadDim / 8][4];
   uint32_t weights[kUnitTiles][4] = {};
   RowSums sums;
@@ -206,7 +223,7 @@ __global__ void __launch_bounds__(kThreads + Units::kFillers, kBlocks)
           ((int64_t{chunk_index} * args.tiles + tile) * args.kv_heads + kv_head) * kWarpRows;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        if (sees[r] == 0) continue;
+        if (!is_there[r]) continue;
         const int64_t part = (tile_rows + lane / 4 + 8 * r) * args.splits + DenseSplitOf(unit);
 #pragma unroll
         for (int n = 0; n < kHeadDim / 8; ++n) {

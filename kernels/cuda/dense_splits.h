@@ -17,11 +17,12 @@ constexpr int32_t DenseSplitUnits(int32_t unit) { return unit < 128 ? 4 : unit <
 constexpr int32_t DenseSplitOf(int32_t unit) {
   return unit < 128 ? unit / 4 : unit < 512 ? 32 + (unit - 128) / 8 : 80 + (unit - 512) / 16;
 }
-constexpr bool BeginsDenseSplit(int32_t unit) { return unit % DenseSplitUnits(unit) == 0; }
+// Their units are powers of two, which a device need not divide by.
+constexpr bool BeginsDenseSplit(int32_t unit) { return (unit & (DenseSplitUnits(unit) - 1)) == 0; }
 // The first unit from this one on with which a split begins.
 constexpr int32_t NextDenseSplit(int32_t unit) {
   const int32_t each = DenseSplitUnits(unit);
-  return (unit + each - 1) / each * each;
+  return (unit + each - 1) & -each;
 }
 constexpr int32_t DenseUnits(int32_t tokens) {
   return (tokens + kDenseUnitTokens - 1) / kDenseUnitTokens;

@@ -80,27 +80,30 @@ TEST(AttentionWaysTest, ManyVerificationsGoInTurn) {
 }
 
 // Those of long contexts are split as long as their tiles are a set.
-TEST(AttentionWaysTest, ManyVerificationsOfLongContextsAreSplit) {
+TEST(AttentionWaysTest, ManyVerificationsOfLongContextsOrCodesAreSplit) {
   std::vector<int32_t> tokens(24, 9);
   tokens.insert(tokens.end(), {16, 17, 17, 17, 17, 17});
   const AttentionWays ways = WaysOf(tokens, kLongContext);
   EXPECT_EQ(ways.several.size(), 25u);
   EXPECT_EQ(ways.many.size(), 5u);
   EXPECT_EQ(WaysOf(tokens, kLongContext - 1).many.size(), 30u);
+  // In turn each block would widen its codes for itself.
+  EXPECT_EQ(WaysOf(tokens, 0, DType::kI8).several.size(), 25u);
 }
 
-// A copy in bfloat16 pays where many rows read it; a batch of drafts would each have its own.
+// A copy in bfloat16 pays where many rows read it.
 TEST(AttentionWaysTest, LongChunksOverCodesAreWidenedFirst) {
-  const std::vector<int32_t> tokens = {512, 9, 1, 127, 128, 9, 9, 9, 9, 9, 9, 9, 9};
+  const std::vector<int32_t> tokens = {512, 9, 1, 127, 128, 17, 17, 17};
   for (const DType dtype : {DType::kI8, DType::kF8}) {
     const AttentionWays ways = WaysOf(tokens, 1000, dtype);
     EXPECT_EQ(Rows(ways.widened), (RowList{0, 649}));
-    EXPECT_EQ(ways.many.size(), 10u);
+    EXPECT_EQ(Rows(ways.many), (RowList{522, 777, 794, 811}));
+    EXPECT_EQ(Rows(ways.several), RowList{512});
     EXPECT_EQ(Rows(ways.few), RowList{521});
   }
   const AttentionWays plain = WaysOf(tokens);
   EXPECT_TRUE(plain.widened.empty());
-  EXPECT_EQ(plain.many.size(), 12u);
+  EXPECT_EQ(plain.many.size(), 7u);
 }
 
 // A million tokens of one head are 512 MiB in bfloat16. Some heads at a time, as long as they fill the device.
