@@ -39,9 +39,6 @@ inline int64_t AttentionSets(int32_t num_tokens, int32_t group, int32_t kv_heads
 inline constexpr int64_t kWidenedRows = 512;
 inline constexpr int64_t kWidenedBlocks = 96;
 
-// Rows of a block in turn.
-inline constexpr int64_t kInTurnRows = 128;
-
 struct AttentionWays {
   // Side by side, in calls of their own: those of one tile, which has a kernel of its own, and those of more. Tiles of a
   // call are as many as its longest chunk needs.
@@ -57,7 +54,7 @@ inline bool PaysToWiden(const AttentionChunk& chunk, int32_t group, const KvLayo
   const WidenedShape widened = ShapeOfWidened(layout, 1, chunk.position + chunk.num_tokens);
   if (widened.bytes > kWidenedBytes) return false;
   return widened.heads == layout.kv_heads ||
-         widened.heads * ((rows + kInTurnRows - 1) / kInTurnRows) >= kWidenedBlocks;
+         widened.heads * ((rows + kDenseBlockRows - 1) / kDenseBlockRows) >= kWidenedBlocks;
 }
 
 // Sorts `chunks` by way, in their order; what `ways` had is gone.

@@ -33,7 +33,8 @@ inline constexpr int kBlockRows = kGroups * kGroupRows;
 inline constexpr int kBlockThreads = (kGroups + 1) * kGroupThreads;
 // A panel of their operands: 64 rows (queries, or a unit's keys or values) of 64 channels.
 inline constexpr int kPanelBytes = kDenseUnitTokens * kTensorTileRowBytes;
-static_assert(kBlockRows == kInTurnWarps * kWarpRows && kGroupRows == kDenseUnitTokens);
+static_assert(kBlockRows == kDenseBlockRows && kBlockRows == kInTurnWarps * kWarpRows &&
+              kGroupRows == kDenseUnitTokens);
 
 struct Args {
   const float* q;

@@ -10,6 +10,8 @@
 namespace winnow::kernels::cuda {
 
 inline constexpr int32_t kDenseUnitTokens = 64;
+// Rows of queries of a block that takes splits in turn.
+inline constexpr int32_t kDenseBlockRows = 128;
 // Splits, by their units' numbers: 256 tokens up to token 8,192, 512 up to 32,768, 1,024 from there. A short context has many,
 // for as many blocks to take; of a long one fewer states are written and merged. Where they become longer is a multiple of
 // the longer one.
