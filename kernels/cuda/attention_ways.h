@@ -52,7 +52,7 @@ inline bool PaysToWiden(const AttentionChunk& chunk, int32_t group, const KvLayo
   const int64_t rows = int64_t{chunk.num_tokens} * group;
   if (!HasScales(layout.dtype) || rows < kWidenedRows) return false;
   const WidenedShape widened = ShapeOfWidened(layout, 1, chunk.position + chunk.num_tokens);
-  if (widened.bytes > kWidenedBytes) return false;
+  if (widened.bytes > kWidenedKvBytes) return false;
   return widened.heads == layout.kv_heads ||
          widened.heads * ((rows + kDenseBlockRows - 1) / kDenseBlockRows) >= kWidenedBlocks;
 }

@@ -28,6 +28,7 @@ constexpr size_t kWidenedBytes = size_t{128} << 20;
 constexpr int32_t kMostGridTokens = 65535;
 static_assert(kAttentionTileRows == kDenseTileRows);
 static_assert(kAttentionTilesOfASet == kDenseTilesTogether);
+static_assert(kWidenedKvBytes <= kWorkspaceBytes);
 
 // Outputs that are widened at a time, where rows have `in` values.
 int64_t OutputsAtOnce(int64_t out, int64_t in) {

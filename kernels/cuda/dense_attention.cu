@@ -772,7 +772,7 @@ void PointAtPool(const KvLayout& layout, const void* pool, Args& args) {
   args.kv_heads = layout.kv_heads;
 }
 
-// What lies behind the copy in the workspace of kWidened.
+// Bytes of a chunk behind the copy in the workspace of kWidened.
 constexpr size_t kWidenedChunkBytes = sizeof(DeviceChunk) + sizeof(int32_t);
 WidenedShape WidenedShapeOf(const DenseAttentionShape& shape) {
   return ShapeOfWidened(shape.layout, std::max(shape.num_chunks, 1), std::max(shape.max_keys, 1),

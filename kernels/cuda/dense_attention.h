@@ -48,8 +48,8 @@ struct DenseAttentionShape {
   // On Hopper up to eight rows go to blocks of one warp where each has so many units, or else to blocks of four, which are sooner
   // done with few: tests take less.
   int32_t least_share = 4;
-  // Of the copy at once, at most, unless a head of each chunk takes more: tests take less.
-  size_t widened_bytes = kWidenedBytes;
+  // Most of the copy at once, unless a head of each chunk takes more: tests take less.
+  size_t widened_bytes = kWidenedKvBytes;
 };
 
 // kSideBySide: 4 (d + 2) bytes for every split and row of a tile, of each KV head. kWidened: the copy (dense_widening.h), and a few

@@ -117,7 +117,7 @@ __device__ __forceinline__ void FenceForGroups() {
 #endif
 }
 
-// Where a unit lies: its block in the pool, and the first of its tokens there. Asked for a unit before its copy, which so need not
+// A unit's place: its block in the pool, and the first of its tokens there. Asked for a unit before its copy, which so need not
 // wait for the table.
 struct UnitPlace {
   int32_t block = 0, token = 0;

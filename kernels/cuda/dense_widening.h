@@ -12,8 +12,9 @@
 
 namespace winnow::kernels::cuda {
 
-// Of rows of bfloat16 at once, unless a head of each chunk takes more: what any call's workspace may take (cuda_backend_impl.h).
-inline constexpr size_t kWidenedBytes = size_t{256} << 20;
+// Rows of bfloat16 at once, unless a head of each chunk takes more: as much as any call's workspace may have
+// (cuda_backend_impl.h).
+inline constexpr size_t kWidenedKvBytes = size_t{256} << 20;
 
 // The copy: [chunks][heads][tokens] rows, all heads or some at a time.
 struct WidenedShape {
@@ -21,9 +22,9 @@ struct WidenedShape {
   int32_t tokens = 0;  // whole units, enough for any chunk
   size_t bytes = 0;
 };
-// Of `num_chunks` chunks that see at most `max_keys` keys; of either at least one.
+// The copy for `num_chunks` chunks that see at most `max_keys` keys; at least one of either.
 constexpr WidenedShape ShapeOfWidened(const KvLayout& layout, int32_t num_chunks, int32_t max_keys,
-                                      size_t most_bytes = kWidenedBytes) {
+                                      size_t most_bytes = kWidenedKvBytes) {
   const int32_t tokens = DenseUnits(max_keys) * kDenseUnitTokens;
   const size_t head_bytes = size_t{4} * layout.head_dim * tokens * num_chunks;
   const auto most =

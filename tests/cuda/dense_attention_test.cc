@@ -340,7 +340,7 @@ TEST_F(CudaDenseAttentionTest, CodesThatAreWidenedHeadByHeadHaveTheirBits) {
   }
 }
 
-// Where the device has no room for the copy, attention is as exact without, and nothing fails.
+// A device that has no room for the copy attends as exactly without, and nothing fails.
 TEST_F(CudaDenseAttentionTest, WithoutRoomForTheCopyCodesAreReadAsTheyAre) {
   SCOPED_TRACE(Seed());
   const int32_t d = 128, n = 32768, group = 4, count = 512;

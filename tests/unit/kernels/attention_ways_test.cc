@@ -126,7 +126,7 @@ TEST(AttentionWaysTest, WhatIsWidenedAtOnceIsBounded) {
       EXPECT_EQ(shape.tokens, (keys + 63) / 64 * 64);
       EXPECT_EQ(shape.bytes, size_t{512} * chunks * shape.heads * shape.tokens);
       EXPECT_TRUE(shape.heads >= 1 && shape.heads <= kKvHeads);
-      EXPECT_TRUE(shape.bytes <= kWidenedBytes || shape.heads == 1) << chunks << ' ' << keys;
+      EXPECT_TRUE(shape.bytes <= kWidenedKvBytes || shape.heads == 1) << chunks << ' ' << keys;
     }
   }
   // As many times as must be, and alike: seven fit, four and four are taken.
