@@ -126,9 +126,8 @@ class Copies {
     const int32_t first = 2 * pair, count = min(units_ - first, 2);
     ArriveExpecting(barrier, count * L::kUnitBytes);
     for (int32_t unit = first; unit < first + count; ++unit) {
-      const int32_t token = unit * kDenseUnitTokens, block = args_.block_tokens.Divide(token);
-      const int32_t row =
-          table_[block] * block_rows_ + head_row_ + token - block * args_.block_tokens.divisor();
+      const TokenPlace place = PlaceOfToken(args_, table_, unit * kDenseUnitTokens);
+      const int32_t row = place.block * block_rows_ + head_row_ + place.row;
 #pragma unroll
       for (int panel = 0; panel < L::kPanels; ++panel) {
         BulkCopyTile(to + (unit - first) * unit_step + panel * panel_step, &map_,

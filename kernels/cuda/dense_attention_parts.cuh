@@ -56,6 +56,21 @@ struct Args {
   int32_t num_chunks;
 };
 
+// A token's place: its block in the pool, and its row of a head there.
+struct TokenPlace {
+  int32_t block = 0, row = 0;
+};
+__device__ __forceinline__ TokenPlace PlaceOfToken(const Args& args, const int32_t* table,
+                                                   int32_t token) {
+  const int32_t block = args.block_tokens.Divide(token);
+  return {table[block], token - block * args.block_tokens.divisor()};
+}
+// Its row; `head`: the head's rows of the pool's first block.
+__device__ __forceinline__ const uint8_t* RowAt(const Args& args, const uint8_t* head,
+                                                TokenPlace place, int32_t row_bytes) {
+  return head + place.block * args.block_bytes + int64_t{place.row} * row_bytes;
+}
+
 // Where a warp's share of a unit's rows lies: a lane holds the address of every 32nd. Rows from
 // `visible` on are not there.
 template <int kHeadDim, int kWarps>
@@ -73,10 +88,8 @@ struct UnitRows {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       const int32_t token = min(first + (i * kLanes + lane) % kRows, visible - 1);
-      const int32_t block = args.block_tokens.Divide(token);
-      held[i] = reinterpret_cast<uint64_t>(head + table[block] * args.block_bytes +
-                                           int64_t{token - block * args.block_tokens.divisor()} *
-                                               (4 * kHeadDim));
+      held[i] = reinterpret_cast<uint64_t>(
+          RowAt(args, head, PlaceOfToken(args, table, token), 4 * kHeadDim));
     }
   }
 };
@@ -98,10 +111,8 @@ struct CodeRows {
     const auto group = static_cast<int32_t>(threadIdx.x) % kLanes % kFours;
     const int32_t last = (visible - 1) / kTogether * kTogether;
     const int32_t token = min(unit * kDenseUnitTokens + group * kTogether, last);
-    const int32_t block = args.block_tokens.Divide(token);
-    return reinterpret_cast<uint64_t>(head + table[block] * args.block_bytes +
-                                      int64_t{token - block * args.block_tokens.divisor()} *
-                                          kRowBytes);
+    return reinterpret_cast<uint64_t>(
+        RowAt(args, head, PlaceOfToken(args, table, token), kRowBytes));
   }
   // `kThreads` threads start copying a unit; groups of rows that are not visible become zeros.
   template <int kThreads>

@@ -117,15 +117,10 @@ __device__ __forceinline__ void FenceForGroups() {
 #endif
 }
 
-// A unit's place: its block in the pool, and the first of its tokens there. Asked for a unit before its copy, which so need not
-// wait for the table.
-struct UnitPlace {
-  int32_t block = 0, token = 0;
-};
-__device__ __forceinline__ UnitPlace PlaceOfUnit(const Args& args, const int32_t* table,
-                                                 int32_t unit) {
-  const int32_t token = unit * kDenseUnitTokens, block = args.block_tokens.Divide(token);
-  return {table[block], token - block * args.block_tokens.divisor()};
+// The place of a unit's first token. Asked for a unit before its copy, which so need not wait for the table.
+__device__ __forceinline__ TokenPlace PlaceOfUnit(const Args& args, const int32_t* table,
+                                                  int32_t unit) {
+  return PlaceOfToken(args, table, unit * kDenseUnitTokens);
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -247,7 +242,7 @@ class SwizzledRing {
   }
   __device__ void Start(int32_t unit, int32_t units) {
     const uint32_t to = Stage(unit), barrier = BarrierOf(unit);
-    const int32_t row = next_.block * block_rows_ + head_row_ + next_.token;
+    const int32_t row = next_.block * block_rows_ + head_row_ + next_.row;
     ArriveExpecting(barrier, Rows::kUnitBytes);
 #pragma unroll
     for (int i = 0; i < Rows::kTensorTiles; ++i) {
@@ -272,7 +267,7 @@ class SwizzledRing {
   const Source& map_;
   const int32_t* table_;
   int32_t head_row_, block_rows_, visible_, first_ = 0;
-  UnitPlace next_;
+  TokenPlace next_;
   uint32_t shared_, barriers_;
 #else  // never launched there
   __device__ SwizzledRing(const Args&, const Source&, const int32_t*, int32_t, int32_t, uint32_t) {}
@@ -285,10 +280,9 @@ class SwizzledRing {
 // One thread starts copying the unit of codes that lies at `place` of a head, in one piece; `barrier` hears of it.
 template <typename Codes>
 __device__ __forceinline__ void StartUnitOfCodes(const Args& args, const uint8_t* head,
-                                                 UnitPlace place, uint32_t to, uint32_t barrier) {
+                                                 TokenPlace place, uint32_t to, uint32_t barrier) {
   ArriveExpecting(barrier, Codes::kUnitBytes);
-  BulkCopy(to, head + place.block * args.block_bytes + int64_t{place.token} * Codes::kRowBytes,
-           Codes::kUnitBytes, barrier);
+  BulkCopy(to, RowAt(args, head, place, Codes::kRowBytes), Codes::kUnitBytes, barrier);
 }
 #endif
 
@@ -401,9 +395,8 @@ __device__ __forceinline__ void PrefetchTokens(const Args& args, const DeviceChu
   for (int32_t i = threadIdx.x; i < kTokens * lines; i += kThreads) {
     const int32_t token = first_unit * kDenseUnitTokens + i / lines;
     if (token >= last_token) break;
-    const int32_t block = args.block_tokens.Divide(token);
-    const uint8_t* row = head + chunk.block_table[block] * args.block_bytes +
-                         int64_t{token - block * args.block_tokens.divisor()} * row_bytes;
+    const uint8_t* row =
+        RowAt(args, head, PlaceOfToken(args, chunk.block_table, token), row_bytes);
     PrefetchLine(row + i % lines * 128);
   }
 }

@@ -136,7 +136,7 @@ class WidenedUnits {
   const int32_t* table_;
   const uint8_t* head_;
   int32_t visible_, first_ = 0;
-  UnitPlace next_;
+  TokenPlace next_;
   uint32_t rows_, barriers_;  // [kStages] units' rows, behind which lie the codes
 #endif
 };
