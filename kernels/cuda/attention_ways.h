@@ -1,4 +1,4 @@
-// Which chunks of a call to dense attention (dense_attention.h) go which way on the device. Both ways give the same
+// Which chunks of a call to dense attention (dense_attention.h) go which way on the device. All ways give the same
 // bits, so the choice may depend on anything: it is about time alone. Host code without CUDA, so that tests run anywhere.
 #ifndef WINNOW_KERNELS_CUDA_ATTENTION_WAYS_H_
 #define WINNOW_KERNELS_CUDA_ATTENTION_WAYS_H_

@@ -764,14 +764,6 @@ cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, Stream stream
   }
 }
 
-void PointAtPool(const KvLayout& layout, const void* pool, Args& args) {
-  args.pool = static_cast<const uint8_t*>(pool);
-  args.block_tokens = FastDivider(layout.block_tokens);
-  args.block_bytes = static_cast<int64_t>(layout.BlockBytes());
-  args.head_bytes = static_cast<int64_t>(layout.HeadBytes());
-  args.kv_heads = layout.kv_heads;
-}
-
 // Bytes of a chunk behind the copy in the workspace of kWidened.
 constexpr size_t kWidenedChunkBytes = sizeof(DeviceChunk) + sizeof(int32_t);
 WidenedShape WidenedShapeOf(const DenseAttentionShape& shape) {
@@ -779,9 +771,10 @@ WidenedShape WidenedShapeOf(const DenseAttentionShape& shape) {
                         shape.widened_bytes);
 }
 
-template <int kHeadDim>
-cudaError_t LaunchWidened(const DenseAttentionShape& shape, const Args& args, void* workspace,
-                          Stream stream) {
+// The copy, some heads at a time, and attention in turn over it.
+cudaError_t AttendCopy(const DenseAttentionShape& shape, const Args& args, float scale,
+                       void* workspace, const Stream& stream) {
+  const KvLayout& layout = shape.layout;
   const WidenedShape widened = WidenedShapeOf(shape);
   WidenedKv to;
   to.rows = static_cast<uint2*>(workspace);
@@ -792,22 +785,16 @@ cudaError_t LaunchWidened(const DenseAttentionShape& shape, const Args& args, vo
   of_copy.way = DenseWay::kInTurn;
   of_copy.layout.dtype = DType::kBF16;
   of_copy.layout.block_tokens = widened.tokens;
-  for (int32_t first = 0; first < shape.layout.kv_heads; first += widened.heads) {
+  for (int32_t first = 0; first < layout.kv_heads; first += widened.heads) {
     to.first_head = first;
-    to.num_heads = std::min(widened.heads, shape.layout.kv_heads - first);
-    if (const cudaError_t error = WidenKv(shape, args, to, stream); error != cudaSuccess) {
-      return error;
+    to.num_heads = of_copy.layout.kv_heads = std::min(widened.heads, layout.kv_heads - first);
+    const int64_t channel = int64_t{first} * shape.group * layout.head_dim;
+    cudaError_t error = WidenKv(shape, args, to, stream);
+    if (error == cudaSuccess) {
+      error = AttendDense(of_copy, args.q + channel, args.q_stride, to.chunks, to.rows, scale,
+                          args.out + channel, args.out_stride, nullptr, stream);
     }
-    of_copy.layout.kv_heads = to.num_heads;
-    Args copied = args;
-    copied.q += int64_t{first} * shape.group * kHeadDim;
-    copied.out += int64_t{first} * shape.group * kHeadDim;
-    copied.chunks = to.chunks;
-    PointAtPool(of_copy.layout, to.rows, copied);
-    if (const cudaError_t error = LaunchOf<DType::kBF16, kHeadDim>(of_copy, copied, stream);
-        error != cudaSuccess) {
-      return error;
-    }
+    if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }
@@ -859,10 +846,8 @@ cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_
             1,
             1,
             shape.num_chunks};
+  if (shape.way == DenseWay::kWidened) return AttendCopy(shape, args, scale, workspace, stream);
   return ForHeadDim(layout.head_dim, [&]<int kHeadDim>(HeadDim<kHeadDim>) {
-    if (shape.way == DenseWay::kWidened) {
-      return LaunchWidened<kHeadDim>(shape, args, workspace, stream);
-    }
     return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
       return LaunchOf<kKv, kHeadDim>(shape, args, stream);
     });

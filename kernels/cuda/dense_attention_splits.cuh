@@ -395,8 +395,7 @@ __device__ __forceinline__ void PrefetchTokens(const Args& args, const DeviceChu
   for (int32_t i = threadIdx.x; i < kTokens * lines; i += kThreads) {
     const int32_t token = first_unit * kDenseUnitTokens + i / lines;
     if (token >= last_token) break;
-    const uint8_t* row =
-        RowAt(args, head, PlaceOfToken(args, chunk.block_table, token), row_bytes);
+    const uint8_t* row = RowAt(args, head, PlaceOfToken(args, chunk.block_table, token), row_bytes);
     PrefetchLine(row + i % lines * 128);
   }
 }
