@@ -102,10 +102,18 @@ void Decoder::Compute(const Batch& batch) {
 
   Embed(m);
 
-  // cos_sin [m][d] of each rotation, for all layers that have it
-  for (size_t i = 0; i < rotations_.size(); ++i) {
-    backend_.RopeTable(positions_, rotations_[i].inv_freq, rotations_[i].attention_factor,
-                       FirstRows(cos_sin_[i], m));
+  // Tables of each rotation, for all layers that have it
+  for (const Rotation& rotation : rotations_) {
+    const RopeParameters& rope = rotation.rope;
+    backend_.RopeTable(positions_, rope.inv_freq, rope.attention_factor, {},
+                       FirstRows(rotation.cos_sin, m));
+    if (rotation.query_scaling.beta == 0) continue;
+    query_factors_.clear();
+    for (const int32_t position : positions_) {
+      query_factors_.push_back(rotation.query_scaling.Factor(position));
+    }
+    backend_.RopeTable(positions_, rope.inv_freq, rope.attention_factor, query_factors_,
+                       FirstRows(rotation.q_cos_sin, m));
   }
 
   const int32_t last_layer = config_.num_layers() - 1;
@@ -289,7 +297,7 @@ void Decoder::PredictQueries(int32_t index) {
   if (config_.layers[index].qk_norm) {
     backend_.RmsNormHeads(q, config_.head_dim, Floats(layer.q_norm), config_.rms_norm_eps);
   }
-  backend_.Rope(q, config_.head_dim, FirstRows(cos_sin_[RotationOf(index)], m));
+  backend_.Rope(q, config_.head_dim, FirstRows(RotationOf(index).q_cos_sin, m));
   retrieval_->Predict(index, q);
 }
 
@@ -298,13 +306,14 @@ void Decoder::RotateAndWriteKv(int32_t index, const Tensor& q, const Tensor& k, 
   memory_->Unpin();
   pinned_chunks_.clear();
   void* pool = nullptr;
-  const Tensor cos_sin = FirstRows(cos_sin_[RotationOf(index)], q.rows);
+  const Rotation& rotation = RotationOf(index);
   const auto flush = [&] {
     if (!pinned_chunks_.empty()) {
       backend_.RopeAndWriteKv({.q = q,
                                .k = k,
                                .v = v,
-                               .cos_sin = cos_sin,
+                               .q_cos_sin = FirstRows(rotation.q_cos_sin, q.rows),
+                               .cos_sin = FirstRows(rotation.cos_sin, q.rows),
                                .chunks = pinned_chunks_,
                                .pool = pool,
                                .layout = plan_.layout});
@@ -416,19 +425,20 @@ Decoder::Decoder(const ModelConfig& config, kernels::Backend& backend,
       options_(options),
       plan_(plan) {
   for (int32_t set = 0; set < static_cast<int32_t>(config_.ropes.size()); ++set) {
-    rotations_.push_back(ComputeRope(config_, set));
+    rotations_.push_back(
+        {.rope = ComputeRope(config_, set), .query_scaling = config_.ropes[set].query_scaling});
   }
   // The last one turns nothing, for layers without RoPE: kernels need not know of them.
   if (std::any_of(config_.layers.begin(), config_.layers.end(),
                   [](const LayerSpec& layer) { return layer.rope == LayerSpec::kNoRope; })) {
-    rotations_.push_back(ComputeRope(config_, LayerSpec::kNoRope));
+    rotations_.push_back({.rope = ComputeRope(config_, LayerSpec::kNoRope)});
   }
   options_.max_context = ContextOf(config, options);
 }
 
-int32_t Decoder::RotationOf(int32_t layer) const {
+const Decoder::Rotation& Decoder::RotationOf(int32_t layer) const {
   const int32_t set = config_.layers[layer].rope;
-  return set == LayerSpec::kNoRope ? static_cast<int32_t>(rotations_.size()) - 1 : set;
+  return set == LayerSpec::kNoRope ? rotations_.back() : rotations_[set];
 }
 
 Decoder::~Decoder() = default;
@@ -675,9 +685,12 @@ absl::Status Decoder::AllocatePools() {
   WINNOW_ASSIGN_OR_RETURN(hidden_, AllocateScratch(tokens, hidden, "hidden states"));
   WINNOW_ASSIGN_OR_RETURN(normed_, AllocateScratch(tokens, hidden, "normed states"));
   WINNOW_ASSIGN_OR_RETURN(qkv_, AllocateScratch(tokens, qkv_width, "q, k and v"));
-  cos_sin_.resize(rotations_.size());
-  for (Tensor& table : cos_sin_) {
-    WINNOW_ASSIGN_OR_RETURN(table, AllocateScratch(tokens, d, "the rotation table"));
+  for (Rotation& rotation : rotations_) {
+    WINNOW_ASSIGN_OR_RETURN(rotation.cos_sin, AllocateScratch(tokens, d, "the rotation table"));
+    rotation.q_cos_sin = rotation.cos_sin;
+    if (rotation.query_scaling.beta == 0) continue;
+    WINNOW_ASSIGN_OR_RETURN(rotation.q_cos_sin,
+                            AllocateScratch(tokens, d, "the rotation table of queries"));
   }
   WINNOW_ASSIGN_OR_RETURN(attended_, AllocateScratch(tokens, heads * d, "attention's output"));
   WINNOW_ASSIGN_OR_RETURN(gate_up_, AllocateScratch(tokens, gate_up_width, "gate and up"));
@@ -692,6 +705,7 @@ absl::Status Decoder::AllocatePools() {
 
   ids_.reserve(tokens);
   positions_.reserve(tokens);
+  query_factors_.reserve(tokens);
   chunks_.reserve(tokens);
   logit_chunks_.reserve(tokens);
   logit_runs_.reserve(tokens);

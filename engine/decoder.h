@@ -181,8 +181,14 @@ class Decoder final : public Model {
   void AddMlp(int32_t index, RowRun rows);
   kernels::Tensor ComputeLogits(int64_t first, int64_t count);
 
-  // Index into rotations_ and cos_sin_.
-  int32_t RotationOf(int32_t layer) const;
+  struct Rotation {
+    RopeParameters rope;
+    QueryScaling query_scaling = {};
+    kernels::Tensor
+        q_cos_sin = {},
+        cos_sin = {};  // [T][d], of queries and of keys; one table where queries are not scaled
+  };
+  const Rotation& RotationOf(int32_t layer) const;
 
   const ModelConfig config_;
   // hidden_ holds the residual stream divided by config_.residual_multiplier, so that attention and MLP add what they give as
@@ -191,7 +197,7 @@ class Decoder final : public Model {
   kernels::Backend& backend_;
   DecoderOptions options_;
   // Those of config_.ropes, and one that turns nothing where a layer needs it.
-  std::vector<RopeParameters> rotations_;
+  std::vector<Rotation> rotations_;
   const KvPlan plan_;
   size_t weight_bytes_ = 0, expert_weight_bytes_ = 0;
   size_t scratch_bytes_ = 0;
@@ -211,7 +217,6 @@ class Decoder final : public Model {
 
   // Scratch, for up to T = max_batch_tokens rows.
   std::vector<kernels::Buffer> scratch_;
-  std::vector<kernels::Tensor> cos_sin_;  // [T][d] of each rotation
 
   kernels::Tensor hidden_;     // [T][hidden] the residual stream, as embedding_scale_ says
   kernels::Tensor normed_;     // [T][hidden]
@@ -227,6 +232,7 @@ class Decoder final : public Model {
   // The batch being run, flattened. Reserved at Create for the largest batch.
   std::vector<int32_t> ids_;                            // [m]
   std::vector<int32_t> positions_;                      // [m]
+  std::vector<float> query_factors_;                    // [m], of one rotation
   std::vector<kernels::AttentionChunk> chunks_;         // all rows
   std::vector<kernels::AttentionChunk> logit_chunks_;   // the rows whose logits are wanted
   std::vector<RowRun> logit_runs_;                      // the same rows, neighbours joined

@@ -205,9 +205,9 @@ void TimedBackend::RmsNormHeads(const Tensor& x, int32_t head_dim, const float* 
 }
 
 void TimedBackend::RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq,
-                             float scale, const Tensor& cos_sin) {
+                             float scale, std::span<const float> factors, const Tensor& cos_sin) {
   const Timer timer = Time(other_);
-  inner_.RopeTable(positions, inv_freq, scale, cos_sin);
+  inner_.RopeTable(positions, inv_freq, scale, factors, cos_sin);
 }
 
 void TimedBackend::Rope(const Tensor& x, int32_t head_dim, const Tensor& cos_sin) {

@@ -93,7 +93,7 @@ class TimedBackend : public kernels::Backend {
   void RmsNormHeads(const kernels::Tensor& x, int32_t head_dim, const float* weight,
                     float eps) override;
   void RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq, float scale,
-                 const kernels::Tensor& cos_sin) override;
+                 std::span<const float> factors, const kernels::Tensor& cos_sin) override;
   void Rope(const kernels::Tensor& x, int32_t head_dim, const kernels::Tensor& cos_sin) override;
   void WriteKv(const kernels::Tensor& k, const kernels::Tensor& v,
                std::span<const kernels::AttentionChunk> chunks, void* pool,

@@ -28,10 +28,10 @@ struct AttentionChunk {
 };
 
 struct RopeAndWriteKvArgs {
-  Tensor q;        // [m][H*d], rotated in place
-  Tensor k;        // [m][Hkv*d]; what the chunks' rows hold afterwards is undefined
-  Tensor v;        // [m][Hkv*d]
-  Tensor cos_sin;  // [m][d], from RopeTable
+  Tensor q;                   // [m][H*d], rotated in place
+  Tensor k;                   // [m][Hkv*d]; what the chunks' rows hold afterwards is undefined
+  Tensor v;                   // [m][Hkv*d]
+  Tensor q_cos_sin, cos_sin;  // [m][d], from RopeTable: by which q is rotated, and k
   std::span<const AttentionChunk> chunks;
   void* pool = nullptr;  // the layer's
   KvLayout layout;
@@ -106,9 +106,10 @@ class KvOps {
 
   // cos_sin[i] = (cos(positions[i]*inv_freq[j]) ..., sin(...) ...) * scale, j < d/2: rows of d
   // values. The angle is rounded to f32 before cos and sin, as the reference implementation does. (1, 0) where
-  // inv_freq[j] is 0: such a pair is neither turned nor scaled.
+  // inv_freq[j] is 0: such a pair is neither turned nor scaled. The whole of row i is then multiplied by factors[i];
+  // empty `factors` are ones.
   virtual void RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq,
-                         float scale, const Tensor& cos_sin) = 0;
+                         float scale, std::span<const float> factors, const Tensor& cos_sin) = 0;
 
   // Rotates each head of x [m][heads*d] in place, halves convention: (x[j], x[j+d/2]) is a pair.
   virtual void Rope(const Tensor& x, int32_t head_dim, const Tensor& cos_sin) = 0;
@@ -128,7 +129,7 @@ class KvOps {
       int32_t last = first;  // chunks side by side go together
       while (i < chunks.size() && chunks[i].first_row == last) last += chunks[i++].num_tokens;
       const auto rows = [&](const Tensor& x) { return x.RowRange(first, last - first); };
-      Rope(rows(args.q), args.layout.head_dim, rows(args.cos_sin));
+      Rope(rows(args.q), args.layout.head_dim, rows(args.q_cos_sin));
       Rope(rows(args.k), args.layout.head_dim, rows(args.cos_sin));
     }
     WriteKv(args.k, args.v, chunks, args.pool, args.layout);

@@ -1,7 +1,7 @@
 // Rotary position embedding: its table, made once per forward pass, and its use, once per layer.
 //
 //   cos_sin [m][d]: d/2 cosines, then d/2 sines, times `scale`; 1 and 0 where the inverse frequency is 0, so that such a
-//                   pair is neither turned nor scaled
+//                   pair is neither turned nor scaled. All of a row are then multiplied by the row's factor
 //   x [m][heads*d] f32, in place: (x[j], x[j+d/2]) is a pair of each head
 //
 // The angle is position * inv_freq rounded to f32; its cosine and sine are computed in double.
@@ -26,7 +26,8 @@ constexpr double RopeBytes(int64_t m, int64_t heads, int64_t d) {
 }
 
 // One row of the table; every backend on the host uses it, so that there is one rounding.
-void RopeTableRow(int32_t position, std::span<const float> inv_freq, float scale, float* cos_sin);
+void RopeTableRow(int32_t position, std::span<const float> inv_freq, float scale, float factor,
+                  float* cos_sin);
 
 void RopeRef(const Tensor& x, int32_t head_dim, const Tensor& cos_sin);
 

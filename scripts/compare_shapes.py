@@ -30,7 +30,7 @@ EXACT_POLICIES = ["pca:k=5%,verify=8,dense_layers=0", "lsh:k=5%,verify=3,dense_l
 LLAMA, QWEN2, QWEN3 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 SMOLLM3, SEED_OSS, GRANITE, PHI3 = "SmolLM3ForCausalLM", "SeedOssForCausalLM", "GraniteForCausalLM", "Phi3ForCausalLM"
 MIXTRAL, QWEN3_MOE = "MixtralForCausalLM", "Qwen3MoeForCausalLM"
-GLM, ERNIE = "GlmForCausalLM", "Ernie4_5ForCausalLM"
+GLM, ERNIE, MINISTRAL3 = "GlmForCausalLM", "Ernie4_5ForCausalLM", "Ministral3ForCausalLM"
 MODEL_TYPES = {SEED_OSS: "seed_oss", QWEN3_MOE: "qwen3_moe", ERNIE: "ernie4_5"}  # where it is not the family's name
 # Family, layers (so that a shape has about 300 million weights at most), hidden and intermediate size, heads, KV heads, head
 # dimension, vocabulary (the family's where it is a small part of the weights).
@@ -60,6 +60,7 @@ SHAPES = {
     "phi-4-mini": (PHI3, 2, 3072, 8192, 24, 8, 128, 16384),
     "glm-4-9b": (GLM, 1, 4096, 13696, 32, 2, 128, 16384),
     "ernie-4.5-0.3b": (ERNIE, 2, 1024, 3072, 16, 2, 128, 103424),
+    "ministral-3-8b": (MINISTRAL3, 1, 4096, 14336, 32, 8, 128, 16384),
     "mixtral-8x7b": (MIXTRAL, 1, 4096, 3584, 32, 8, 128, 8192),  # a quarter as wide
     "qwen3-30b-a3b": (QWEN3_MOE, 2, 2048, 6144, 32, 4, 128, 16384),
 }
@@ -73,6 +74,10 @@ MORE_KEYS = {
     "phi-4-mini": {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 4096,
                    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48,
                                     "long_factor": [1.1 * 1.09**pair for pair in range(48)]}},
+    # A shorter length than the family's, so that most queries of the text are scaled.
+    "ministral-3-8b": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0,
+                                           "original_max_position_embeddings": 256, "mscale": 1.0, "mscale_all_dim": 1.0,
+                                           "llama_4_scaling_beta": 0.3}},
     "mixtral-8x7b": {"num_local_experts": 8, "num_experts_per_tok": 2},
     # A quarter of the experts.
     "qwen3-30b-a3b": {"num_experts": 32, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True},

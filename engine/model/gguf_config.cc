@@ -53,6 +53,11 @@ constexpr std::string_view kKnownKeys[] = {
 // Those of Granite's.
 constexpr std::string_view kMultiplierKeys[] = {"embedding_scale", "residual_scale", "logit_scale"};
 
+// Those of families that scale queries.
+constexpr std::string_view kQueryScalingKeys[] = {"attention.temperature_scale",
+                                                  "attention.temperature_length",
+                                                  "rope.scaling.yarn_log_multiplier"};
+
 // Those of families with experts.
 constexpr std::string_view kExpertKeys[] = {
     "expert_count",        "expert_used_count",    "expert_feed_forward_length",
@@ -205,6 +210,11 @@ void RefuseWhatIsLacking(const ArchitectureKeys& of, const ModelFamily& family,
                                             key) != std::end(kMultiplierKeys)) {
       continue;
     }
+    if (family.scales_queries &&
+        std::find(std::begin(kQueryScalingKeys), std::end(kQueryScalingKeys), key) !=
+            std::end(kQueryScalingKeys)) {
+      continue;
+    }
     if (family.experts != nullptr &&
         std::find(std::begin(kExpertKeys), std::end(kExpertKeys), key) != std::end(kExpertKeys)) {
       continue;
@@ -250,8 +260,25 @@ void ReadMultipliers(const ArchitectureKeys& of, const ModelFamily& family, Mode
   config.logits_scaling = keys.Number(of("logit_scale"), {}, kMultiplierMin, kMultiplierMax);
 }
 
-void ReadRopeScaling(const ArchitectureKeys& of, const GgufContents& contents,
-                     ModelConfig& config) {
+// Ministral 3's, of the length that yarn starts from. REQUIRES: the scaling of RoPE is read.
+void ReadQueryScaling(const ArchitectureKeys& of, const ModelFamily& family, ModelConfig& config) {
+  if (!family.scales_queries) return;
+  GgufKeys& keys = of.keys();
+  QueryScaling& scaling = config.ropes[0].query_scaling;
+  scaling.beta = keys.Number(of("attention.temperature_scale"), 0.0, 0.0, kRopeFactorMax);
+  scaling.length = keys.Number(of("rope.scaling.original_context_length"),
+                               config.max_position_embeddings, 1.0, kPositionsMax);
+  const double length =
+      keys.Number(of("attention.temperature_length"), scaling.length, 0.0, kPositionsMax);
+  if (scaling.beta != 0 && length != 0 && length != scaling.length) {
+    keys.Fail(kUnimplemented, of("attention.temperature_length"),
+              Concat(length, " is not supported; it must be the original context length, ",
+                     scaling.length));
+  }
+}
+
+void ReadRopeScaling(const ArchitectureKeys& of, const ModelFamily& family,
+                     const GgufContents& contents, ModelConfig& config) {
   GgufKeys& keys = of.keys();
   RopeScaling& scaling = config.ropes[0].scaling;
   // The older key means linear scaling.
@@ -297,9 +324,20 @@ void ReadRopeScaling(const ArchitectureKeys& of, const GgufContents& contents,
                   kPositionsMax);
   scaling.beta_fast = keys.Number(of("rope.scaling.yarn_beta_fast"), 32.0, 0.0, kRopeFactorMax);
   scaling.beta_slow = keys.Number(of("rope.scaling.yarn_beta_slow"), 1.0, 0.0, kRopeFactorMax);
+  // config.json's mscale_all_dim, with an mscale of 1.
+  double all_dim = 0;
+  if (family.scales_queries) {
+    all_dim = keys.Number(of("rope.scaling.yarn_log_multiplier"), 0.0, 0.0, kRopeFactorMax);
+  }
+  if (all_dim != 0) {
+    scaling.mscale = 1.0;
+    scaling.mscale_all_dim = all_dim;
+  }
   // Multiplies yarn's own factor here; config.json's attention_factor takes its place.
-  if (attention != 1.0)
-    scaling.attention_factor = attention * (0.1 * std::log(scaling.factor) + 1.0);
+  if (attention != 1.0) {
+    const double of_length = 0.1 * std::log(scaling.factor);
+    scaling.attention_factor = attention * (of_length + 1.0) / (all_dim * of_length + 1.0);
+  }
 }
 
 // Makes the error for a tensor that is read here.
@@ -454,7 +492,8 @@ absl::StatusOr<ModelConfig> GgufModelConfig(const GgufContents& contents, std::s
     if ((i + 1) % family->no_rope_interval == 0) config.layers[i].rope = LayerSpec::kNoRope;
   }
   config.ropes[0].theta = keys.Number(of("rope.freq_base"), 10000.0, kRopeThetaMin, kRopeThetaMax);
-  ReadRopeScaling(of, contents, config);
+  ReadRopeScaling(of, *family, contents, config);
+  ReadQueryScaling(of, *family, config);
   WINNOW_RETURN_IF_ERROR(keys.status());
   WINNOW_RETURN_IF_ERROR(ReadRopeFactors(contents, name, config));
   WINNOW_RETURN_IF_ERROR(ReadTensors(of, *family, contents, name, config));

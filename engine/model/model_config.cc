@@ -30,17 +30,51 @@ std::string SupportedArchitectures() {
   });
 }
 
+// "architectures", a list of one; "" if there is none.
+std::string ReadArchitecture(JsonKeys& keys) {
+  const Json* list = keys.Find("architectures");
+  if (list == nullptr) return "";
+  if (!list->is_array() || list->size() != 1 || !(*list)[0].is_string()) {
+    keys.Fail(kInvalid, "architectures",
+              Concat("must be a list of one string, is ", ShortDump(*list)));
+    return "";
+  }
+  return (*list)[0].get<std::string>();
+}
+
+// Models whose text part is run, and their keys about images, which say nothing about it.
+constexpr std::string_view kWholeArchitecture = "Mistral3ForConditionalGeneration";
+constexpr std::string_view kWholeType = "mistral3";
+constexpr std::string_view kTextConfig = "text_config";
+constexpr std::string_view kImageKeys[] = {"vision_config",        "image_token_index",
+                                           "image_token_id",       "projector_hidden_act",
+                                           "vision_feature_layer", "multimodal_projector_bias",
+                                           "spatial_merge_size"};
+
+// The keys of the text part, where the object is of a whole.
+const Json* FindTextPart(JsonKeys& keys) {
+  const std::string architecture = ReadArchitecture(keys);
+  const std::string model_type = keys.String("model_type", "");
+  if (architecture.empty() ? model_type != kWholeType : architecture != kWholeArchitecture) {
+    return nullptr;
+  }
+  if (!model_type.empty() && model_type != kWholeType) {
+    keys.Fail(kInvalid, "model_type",
+              Concat("\"", model_type, "\" does not belong to architecture ", architecture));
+    return nullptr;
+  }
+  const Json* text = keys.Find(kTextConfig);
+  if (text == nullptr || !text->is_object()) {
+    keys.Fail(kInvalid, kTextConfig, text == nullptr ? "missing" : "must be an object");
+    return nullptr;
+  }
+  for (const std::string_view key : kImageKeys) keys.Find(key);
+  return text;
+}
+
 // The family by "architectures", or by "model_type" where there is none; both must agree.
 const ModelFamily* FindFamily(JsonKeys& keys) {
-  std::string architecture;
-  if (const Json* list = keys.Find("architectures"); list != nullptr) {
-    if (!list->is_array() || list->size() != 1 || !(*list)[0].is_string()) {
-      keys.Fail(kInvalid, "architectures",
-                Concat("must be a list of one string, is ", ShortDump(*list)));
-      return nullptr;
-    }
-    architecture = (*list)[0].get<std::string>();
-  }
+  const std::string architecture = ReadArchitecture(keys);
   const std::string model_type = keys.String("model_type", "");
   if (!keys.status().ok()) return nullptr;
   for (const ModelFamily& family : ModelFamilies()) {
@@ -59,7 +93,8 @@ const ModelFamily* FindFamily(JsonKeys& keys) {
   } else {
     keys.Fail(kUnimplemented, architecture.empty() ? "model_type" : "architectures",
               Concat(ShortDump(architecture.empty() ? model_type : architecture),
-                     " is not supported; winnow runs ", SupportedArchitectures()));
+                     " is not supported; winnow runs ", SupportedArchitectures(),
+                     ", and the text part of ", kWholeArchitecture));
   }
   return nullptr;
 }
@@ -288,6 +323,10 @@ constexpr std::array<std::string_view, 16> kRopeKeys = {
     "high_freq_factor", "mscale",
     "mscale_all_dim",   "truncate"};
 
+// Those of families that scale queries. The second is what the reference fills the object up with.
+constexpr std::string_view kQueryScalingKey = "llama_4_scaling_beta";
+constexpr std::string_view kQueryScalingKeys[] = {kQueryScalingKey, "max_position_embeddings"};
+
 // The part of each head that rotates. `absent`: the share where the key is not there.
 double ReadPartialRotary(JsonKeys& keys, const ModelFamily& family, double absent,
                          ModelConfig& config) {
@@ -385,6 +424,13 @@ void ReadRopeScaling(JsonKeys& keys, const ModelFamily& family, double original_
   }
 }
 
+void ReadQueryScaling(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
+  if (!family.scales_queries) return;
+  QueryScaling& scaling = config.ropes[0].query_scaling;
+  scaling.beta = keys.Number(kQueryScalingKey, {}, 0.0, kRopeFactorMax);
+  scaling.length = keys.Number("original_max_position_embeddings", {}, 1.0, kPositionsMax);
+}
+
 void ReadRope(JsonKeys& keys, const Json& json, const ModelFamily& family, std::string_view name,
               ModelConfig& config) {
   config.ropes[0].theta =
@@ -400,8 +446,8 @@ void ReadRope(JsonKeys& keys, const Json& json, const ModelFamily& family, std::
     return object != nullptr && !object->empty();
   };
   const std::string_view key = given("rope_scaling") ? "rope_scaling" : "rope_parameters";
-  if (!keys.status().ok() || !given(key)) return;
-  const Json& object = json[std::string(key)];
+  if (!keys.status().ok() || (!given(key) && family.rope_absent.empty())) return;
+  const Json object = given(key) ? json[std::string(key)] : Json::parse(family.rope_absent);
   if (!object.is_object()) {
     keys.Fail(kInvalid, key, Concat("must be an object, is ", ShortDump(object)));
     return;
@@ -409,12 +455,18 @@ void ReadRope(JsonKeys& keys, const Json& json, const ModelFamily& family, std::
   JsonKeys rope_keys(object, name, Concat(key, "."));
   for (const auto& [rope_key, value] : object.items()) {
     if (std::find(kRopeKeys.begin(), kRopeKeys.end(), rope_key) != kRopeKeys.end()) continue;
+    if (family.scales_queries &&
+        std::find(std::begin(kQueryScalingKeys), std::end(kQueryScalingKeys), rope_key) !=
+            std::end(kQueryScalingKeys)) {
+      continue;
+    }
     rope_keys.Fail(kUnimplemented, ShortDump(rope_key), "winnow does not know this key");
   }
   config.ropes[0].theta =
       rope_keys.Number("rope_theta", config.ropes[0].theta, kRopeThetaMin, kRopeThetaMax);
   ReadPartialRotary(rope_keys, family, rotary_share, config);
   if (rope_keys.status().ok()) ReadRopeScaling(rope_keys, family, original_positions, config);
+  if (rope_keys.status().ok()) ReadQueryScaling(rope_keys, family, config);
   if (!rope_keys.status().ok()) keys.Adopt(rope_keys.status());
 }
 
@@ -610,9 +662,19 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
                                              std::string_view config_name,
                                              std::string_view generation_json,
                                              std::string_view generation_name) {
-  WINNOW_ASSIGN_OR_RETURN(const Json json, ParseJsonObject(config_json, config_name));
-  JsonKeys keys(json, config_name);
+  WINNOW_ASSIGN_OR_RETURN(const Json whole, ParseJsonObject(config_json, config_name));
+  JsonKeys whole_keys(whole, config_name);
+  const Json* const text = FindTextPart(whole_keys);
+  WINNOW_RETURN_IF_ERROR(whole_keys.status());
+  const Json& json = text != nullptr ? *text : whole;
+  JsonKeys keys(json, config_name, text != nullptr ? Concat(kTextConfig, ".") : "");
+  // The whole's, where both have the key.
+  const auto keys_with = [&](std::string_view key) -> JsonKeys& {
+    const bool of_part = keys.Find(key) != nullptr;
+    return text != nullptr && (whole_keys.Find(key) != nullptr || !of_part) ? whole_keys : keys;
+  };
   ModelConfig config;
+  config.is_text_part = text != nullptr;
   const ModelFamily* const family = FindFamily(keys);
   if (family == nullptr) return keys.status();
   config.family = family->family;
@@ -620,9 +682,12 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
   ReadShape(keys, *family, config);
   WINNOW_RETURN_IF_ERROR(keys.status());
   ReadBiases(keys, *family, config);
-  ReadDType(keys, config);
+  ReadDType(keys_with(whole_keys.Find("dtype") != nullptr || keys.Find("dtype") != nullptr
+                          ? "dtype"
+                          : "torch_dtype"),
+            config);
   for (const std::string_view key : {"quantization_config", "compression_config"}) {
-    if (const auto scheme = ReadWeightScheme(keys, key)) config.weight_scheme = scheme;
+    if (const auto scheme = ReadWeightScheme(keys_with(key), key)) config.weight_scheme = scheme;
   }
   // Types are mixed then, as in a GGUF file, and products of blocks need a type that every value fits.
   if (config.weight_scheme.has_value()) config.dtype = kernels::DType::kBF16;
@@ -631,10 +696,18 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
   ReadExperts(keys, *family, config);
   ReadMultipliers(keys, *family, config);
   ReadRope(keys, json, *family, config_name, config);
-  config.tie_word_embeddings = keys.Bool("tie_word_embeddings", family->tied_absent);
+  // Here it is the part's: wholes are written with a default that says nothing.
+  constexpr std::string_view kTied = "tie_word_embeddings";
+  config.tie_word_embeddings =
+      keys.Bool(kTied, text != nullptr ? whole_keys.Bool(kTied, false) : family->tied_absent);
   ReadTokens(keys, config);
   SortOutUnreadKeys(keys, json, config);
   WINNOW_RETURN_IF_ERROR(keys.status());
+  if (text != nullptr) {
+    SortOutUnreadKeys(whole_keys, whole, config);
+    std::sort(config.unknown_keys.begin(), config.unknown_keys.end());
+  }
+  WINNOW_RETURN_IF_ERROR(whole_keys.status());
 
   if (!generation_json.empty()) {
     WINNOW_ASSIGN_OR_RETURN(const Json generation,

@@ -15,6 +15,9 @@
 //   - "layer_types", if there, says "full_attention" for every layer.
 // An absent "sliding_window" means 4096 for Mistral, as in transformers.
 //
+// Models that read images, too (Mistral3ForConditionalGeneration): their text part is the model. Its keys are those of
+// "text_config", beside which the file has what is of the whole.
+//
 // LongRoPE has factors for short and for long contexts. A server uses one of them for all sequences, by the longest context
 // that it serves (WithServedContext).
 #ifndef WINNOW_ENGINE_MODEL_MODEL_CONFIG_H_
@@ -40,6 +43,7 @@ namespace winnow::engine {
 struct RopeSet {
   double theta = 0;
   RopeScaling scaling;
+  QueryScaling query_scaling = {};
 };
 
 // Facts of layers with LayerSpec::Mlp::kExperts, which are alike in this. A token goes to the `per_token` experts with the largest of
@@ -57,6 +61,7 @@ struct ModelConfig {
   enum class Family {
     kLlama,
     kMistral,
+    kMinistral3,
     kQwen2,
     kQwen3,
     kSmolLM3,
@@ -87,6 +92,9 @@ struct ModelConfig {
   double embedding_multiplier = 1, residual_multiplier = 1, logits_scaling = 1;
   std::optional<double> attention_multiplier = {};  // of attention's logits; absent: 1/√d
   bool tie_word_embeddings = false;
+  // The text part of a model that reads images, too: other tensors lie beside its own, whose names begin with
+  // "language_model".
+  bool is_text_part = false;
   // How quantised matrices lie in the files of a directory, where there are any.
   std::optional<WeightScheme> weight_scheme = {};
   kernels::DType dtype = kernels::DType::kBF16;  // torch_dtype or dtype, float32 where absent

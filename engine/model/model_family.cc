@@ -71,7 +71,11 @@ constexpr ExpertKeys kQwen3MoeExperts = {.has_own_size = true,
                                          .per_token_absent = 8,
                                          .has_dense_layers = true};
 
-constexpr std::array<ModelFamily, 12> kFamilies = {{
+constexpr std::string_view kMinistral3Rope =
+    R"({"rope_type": "yarn", "rope_theta": 1000000, "factor": 16, "original_max_position_embeddings": 16384,
+        "mscale": 1, "mscale_all_dim": 1, "llama_4_scaling_beta": 0.1})";
+
+constexpr std::array<ModelFamily, 13> kFamilies = {{
     {.family = ModelConfig::Family::kLlama,
      .name = "Llama",
      .architecture = "LlamaForCausalLM",
@@ -88,6 +92,19 @@ constexpr std::array<ModelFamily, 12> kFamilies = {{
      .kv_heads_absent = 8,
      .attention_bias = Key::kRefused,
      .window = WindowKeys::kDefaultOn,
+     .tensors = &kLlamaTensors},
+    {.family = ModelConfig::Family::kMinistral3,
+     .name = "Ministral 3",
+     .architecture = "Ministral3ForCausalLM",
+     .model_type = "ministral3",
+     .gguf_name = "mistral3",
+     .gguf_interleaves = true,
+     .kv_heads_absent = 8,
+     .head_dim_absent = 128,
+     .rms_norm_eps_absent = 1e-5,
+     .attention_bias = Key::kRefused,
+     .rope_absent = kMinistral3Rope,
+     .scales_queries = true,
      .tensors = &kLlamaTensors},
     {.family = ModelConfig::Family::kQwen2,
      .name = "Qwen2",

@@ -91,6 +91,9 @@ struct ModelFamily {
   bool has_multipliers = false;      // Granite's (ModelConfig), else refused
   bool rotates_in_part = false;      // partial_rotary_factor may be below 1
   double rotary_share_absent = 1.0;  // partial_rotary_factor
+  // rope_parameters where a file has none, as JSON. "": those of the reference's default, without scaling.
+  std::string_view rope_absent = {};
+  bool scales_queries = false;  // QueryScaling, else refused
   bool has_only_longrope =
       false;  // of all kinds of RoPE scaling; older files call it "su" and "yarn"
   const ExpertKeys* experts = nullptr;  // null: keys about experts are refused

@@ -136,7 +136,7 @@ void AddUnlikeLayers(const ModelConfig& config, Sha256* digest) {
   }
 }
 
-// Adds Granite's factors, as far as KV depends on them, how tokens go to experts, and which of LongRoPE's factors are used. Other models add nothing, and keep
+// Adds Granite's factors, as far as KV depends on them, how tokens go to experts, which of LongRoPE's factors are used, and by what queries are scaled. Other models add nothing, and keep
 // their names.
 void AddFactors(const ModelConfig& config, Sha256* digest) {
   if (config.embedding_multiplier != 1 || config.residual_multiplier != 1 ||
@@ -153,6 +153,9 @@ void AddFactors(const ModelConfig& config, Sha256* digest) {
   const RopeScaling& scaling = config.ropes[0].scaling;
   if (scaling.kind == RopeScaling::Kind::kLongRope) {
     digest->Add(fmt::format("longrope {}\n", scaling.UsesLongFactors() ? "long" : "short"));
+  }
+  if (const QueryScaling& queries = config.ropes[0].query_scaling; queries.beta != 0) {
+    digest->Add(fmt::format("queries {:.17g} {:.17g}\n", queries.beta, queries.length));
   }
 }
 

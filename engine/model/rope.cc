@@ -96,6 +96,12 @@ std::vector<float> YarnFrequencies(const std::vector<float>& frequencies, int32_
 
 }  // namespace
 
+float QueryScaling::Factor(int32_t position) const {
+  if (beta == 0) return 1.0f;
+  const float lengths = std::floor(static_cast<float>(position) / static_cast<float>(length));
+  return 1.0f + static_cast<float>(beta) * std::log(1.0f + lengths);
+}
+
 RopeParameters ComputeRope(int32_t rotary_dim, double theta, const RopeScaling& scaling) {
   WINNOW_CHECK(rotary_dim > 0 && rotary_dim % 2 == 0);
   WINNOW_CHECK(theta > 1);

@@ -36,6 +36,18 @@ struct RopeScaling {
   bool operator==(const RopeScaling&) const = default;
 };
 
+// Makes queries larger the farther they lie beyond the length that the model was first trained at (Ministral 3), by
+// 1 + beta · ln(1 + floor(position / length)).
+struct QueryScaling {
+  double beta = 0;  // 0: by nothing
+  double length = 0;
+
+  // In float32, as the reference computes it.
+  float Factor(int32_t position) const;
+
+  bool operator==(const QueryScaling&) const = default;
+};
+
 // inv_freq [rotary_dim/2] and the factor on cos and sin, as transformers computes them (float32).
 struct RopeParameters {
   std::vector<float> inv_freq;

@@ -30,6 +30,7 @@ using kernels::DType;
 // costs some 20 times its text.
 constexpr size_t kIndexBytesMax = 24 << 20;
 constexpr size_t kShardsMax = 4096;
+constexpr std::string_view kLmHead = "lm_head.weight";
 
 bool Exists(const std::string& path) {
   struct stat info = {};
@@ -129,10 +130,20 @@ absl::StatusOr<std::vector<std::unique_ptr<SafetensorsFile>>> OpenFiles(
   return files;
 }
 
-// What checkpoints of these families hold besides the weights, and what nobody reads.
-bool IsLeftover(std::string_view name, const ModelConfig& config) {
-  return name.ends_with(".rotary_emb.inv_freq") ||
-         (config.tie_word_embeddings && name == "lm_head.weight");
+// The name by which the model knows a tensor of a file; "": what nobody reads. Names of text parts are
+// those of transformers since 4.52, or of the versions before.
+std::string NameInModel(std::string_view name, const ModelConfig& config) {
+  if (name.ends_with(".rotary_emb.inv_freq")) return "";
+  if (!config.is_text_part) {
+    return config.tie_word_embeddings && name == kLmHead ? "" : std::string(name);
+  }
+  // After "model.", if that is there.
+  constexpr std::string_view kModel = "model.", kText = "language_model.";
+  const bool has_model = name.starts_with(kModel);
+  const std::string_view rest = name.substr(has_model ? kModel.size() : 0);
+  if (rest.starts_with(kText)) return Concat(has_model ? kModel : "", rest.substr(kText.size()));
+  if (rest.starts_with("vision_tower.") || rest.starts_with("multi_modal_projector.")) return "";
+  return std::string(name);
 }
 
 std::optional<DType> ToDType(std::string_view name) {
@@ -347,7 +358,7 @@ std::vector<TensorSpec> ModelTensors(const ModelConfig& config, Weights* weights
                    .role = Role::kNorm,
                    .matrix = &to.final_norm});
   if (!config.tie_word_embeddings) {
-    specs.push_back({.name = "lm_head.weight",
+    specs.push_back({.name = std::string(kLmHead),
                      .gguf_name = "output.weight",
                      .rows = config.vocab_size,
                      .cols = hidden,
@@ -400,12 +411,16 @@ absl::StatusOr<Weights> LoadWeights(const std::string& model_path, const ModelCo
   if (IsGgufPath(model_path)) return LoadGgufWeights(model_path, config);
   Weights weights;
   WINNOW_ASSIGN_OR_RETURN(weights.files, OpenFiles(model_path));
-  absl::flat_hash_map<std::string_view, FileTensor> tensors;
+  absl::flat_hash_map<std::string, FileTensor> tensors;  // by their names in the model
   for (const auto& file : weights.files) {
     for (size_t i = 0; i < file->header().num_tensors(); ++i) {
       const SafetensorsEntry entry = file->header().tensor(i);
-      if (IsLeftover(entry.name, config)) continue;
-      tensors.emplace(entry.name, FileTensor{file.get(), entry});
+      std::string name = NameInModel(entry.name, config);
+      if (name.empty()) continue;
+      const auto [same, is_new] = tensors.emplace(std::move(name), FileTensor{file.get(), entry});
+      if (is_new) continue;
+      return absl::InvalidArgumentError(Concat(TensorPlace(*file, entry), "is the same as ",
+                                               ShortDump(std::string(same->second.entry.name))));
     }
   }
 

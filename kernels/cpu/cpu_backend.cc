@@ -121,12 +121,15 @@ void CpuBackend::RmsNormHeads(const Tensor& x, int32_t head_dim, const float* we
 }
 
 void CpuBackend::RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq,
-                           float scale, const Tensor& cos_sin) {
+                           float scale, std::span<const float> factors, const Tensor& cos_sin) {
+  WINNOW_CHECK(factors.empty() || factors.size() == positions.size());
   WINNOW_CHECK(cos_sin.rows >= static_cast<int64_t>(positions.size()));
   WINNOW_CHECK(cos_sin.cols == 2 * static_cast<int64_t>(inv_freq.size()));
   constexpr int64_t kValuesPerSine = 16;  // a sine costs as much as this many values of other loops
-  ForEachRow(static_cast<int64_t>(positions.size()), cos_sin.cols * kValuesPerSine,
-             [&](int64_t i) { RopeTableRow(positions[i], inv_freq, scale, cos_sin.f32(i)); });
+  ForEachRow(static_cast<int64_t>(positions.size()), cos_sin.cols * kValuesPerSine, [&](int64_t i) {
+    RopeTableRow(positions[i], inv_freq, scale, factors.empty() ? 1.0f : factors[i],
+                 cos_sin.f32(i));
+  });
 }
 
 void CpuBackend::Rope(const Tensor& x, int32_t head_dim, const Tensor& cos_sin) {

@@ -69,7 +69,7 @@ class CpuBackend final : public Backend {
   void RmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& out) override;
   void RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) override;
   void RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq, float scale,
-                 const Tensor& cos_sin) override;
+                 std::span<const float> factors, const Tensor& cos_sin) override;
   void Rope(const Tensor& x, int32_t head_dim, const Tensor& cos_sin) override;
   void WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks, void* pool,
                const KvLayout& layout) override;

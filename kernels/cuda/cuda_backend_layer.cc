@@ -368,15 +368,19 @@ void CudaBackend::RmsNormHeads(const Tensor& x, int32_t head_dim, const float* w
 }
 
 void CudaBackend::RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq,
-                            float scale, const Tensor& cos_sin) {
+                            float scale, std::span<const float> factors, const Tensor& cos_sin) {
   const auto rows = static_cast<int64_t>(positions.size());
   WINNOW_CHECK(cos_sin.rows >= rows);
-  if (!BeginStaging(positions.size_bytes() + inv_freq.size_bytes() + 256)) return;
+  WINNOW_CHECK(factors.empty() || factors.size() == positions.size());
+  if (!BeginStaging(positions.size_bytes() + inv_freq.size_bytes() + factors.size_bytes() + 512)) {
+    return;
+  }
   const int32_t* of_positions = Stage(positions);
   const float* of_freq = Stage(inv_freq);
+  const float* of_factors = factors.empty() ? nullptr : Stage(factors);
   if (!EndStaging()) return;
   Good(cuda::RopeTable(of_positions, of_freq, static_cast<int32_t>(inv_freq.size()), scale,
-                       MatrixOf(cos_sin.RowRange(0, rows)), stream()),
+                       of_factors, MatrixOf(cos_sin.RowRange(0, rows)), stream()),
        "the rotation table");
 }
 
@@ -425,12 +429,16 @@ void CudaBackend::RopeAndWriteKv(const RopeAndWriteKvArgs& args) {
   if (on_device == nullptr) return;
   const auto count = static_cast<int32_t>(chunks.size());
   static_cast<void>(stream());  // nothing is held back twice
-  held_tokens_ = {MatrixOf(args.q), MatrixOf(args.k),
-                  MatrixOf(args.v), MatrixOf(args.cos_sin),
-                  on_device,        count,
-                  args.pool,        args.layout,
-                  nullptr,          {},
-                  nullptr,          through ? &host->cache : nullptr};
+  held_tokens_ = {.q = MatrixOf(args.q),
+                  .k = MatrixOf(args.k),
+                  .v = MatrixOf(args.v),
+                  .q_cos_sin = MatrixOf(args.q_cos_sin),
+                  .cos_sin = MatrixOf(args.cos_sin),
+                  .chunks = on_device,
+                  .num_tokens = count,
+                  .pool = args.pool,
+                  .layout = args.layout,
+                  .cache = through ? &host->cache : nullptr};
   held_rows_.clear();
   for (const AttentionChunk& chunk : chunks)
     held_rows_.push_back({chunk.first_row, chunk.position});
@@ -456,15 +464,16 @@ void CudaBackend::ReleaseHeldBack() {
 void CudaBackend::ReleaseHeldTokens(HeldBack held_back) {
   const TokenArgs& held = held_tokens_;
   if (held.cache != nullptr) {
-    for (const DeviceMatrix& x : {held.q, held.k}) {
-      Good(cuda::Rope(x, held.layout.head_dim, held.cos_sin, bare_stream()), "rotation");
+    for (const auto& [x, table] :
+         {std::pair(held.q, held.q_cos_sin), std::pair(held.k, held.cos_sin)}) {
+      Good(cuda::Rope(x, held.layout.head_dim, table, bare_stream()), "rotation");
     }
     Good(WriteKvThrough(held.k, held.v, held.chunks, held.num_tokens, held_most_, *held.cache,
                         held.layout, bare_stream()),
          "writing KV to the host");
   } else {
-    Good(cuda::RopeAndWriteKv(held.q, held.k, held.v, held.cos_sin, held.chunks, held.num_tokens,
-                              held_most_, held.pool, held.layout, bare_stream()),
+    Good(cuda::RopeAndWriteKv(held.q, held.k, held.v, held.q_cos_sin, held.cos_sin, held.chunks,
+                              held.num_tokens, held_most_, held.pool, held.layout, bare_stream()),
          "rotation and writing KV");
   }
   if (held_back == HeldBack::kRotation || failed()) return;

@@ -282,8 +282,8 @@ __global__ void __launch_bounds__(kThreads)
 // cache a third one writes them: to find a slot takes as long as to make a code.
 struct TokenSource {
   float* q;
-  const float *k, *v, *cos_sin;
-  int64_t q_stride, k_stride, v_stride, table_stride;
+  const float *k, *v, *q_cos_sin, *cos_sin;
+  int64_t q_stride, k_stride, v_stride, q_table_stride, table_stride;
   const DeviceChunk* chunks;
   uint8_t* pool;
   uint8_t *codes, *query_codes;
@@ -359,7 +359,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t pool_block = chunk.block_table[block];
   const int32_t d = source.head_dim, half = d / 2;
   const int64_t row = chunk.first_row;
-  const float* table = source.cos_sin + row * source.table_stride;
+  const float* table = blockIdx.z == 1 ? source.q_cos_sin + row * source.q_table_stride
+                                       : source.cos_sin + row * source.table_stride;
   const float* of_k = source.k + row * source.k_stride + int64_t{head} * d;
   const float* of_v = source.v + row * source.v_stride + int64_t{head} * d;
   if constexpr (kThrough) {
@@ -573,7 +574,7 @@ cudaError_t EncodeTokens(const TokenArgs& args, const DeviceEncoder& keys,
   const int64_t kv_width = int64_t{layout.kv_heads} * d;
   if (!HasKvRows(layout) || layout.kv_heads < 1 || d % 8 != 0 || args.num_tokens < 0 ||
       args.num_tokens > 65535 || args.k.cols != kv_width || args.v.cols != kv_width ||
-      args.q.cols % kv_width != 0 || args.cos_sin.cols != d ||
+      args.q.cols % kv_width != 0 || args.q_cos_sin.cols != d || args.cos_sin.cols != d ||
       code_layout.kv_heads != layout.kv_heads || code_layout.block_tokens != layout.block_tokens) {
     return cudaErrorInvalidValue;
   }
@@ -592,10 +593,12 @@ cudaError_t EncodeTokens(const TokenArgs& args, const DeviceEncoder& keys,
   const TokenSource source{args.q.data,
                            args.k.data,
                            args.v.data,
+                           args.q_cos_sin.data,
                            args.cos_sin.data,
                            args.q.stride,
                            args.k.stride,
                            args.v.stride,
+                           args.q_cos_sin.stride,
                            args.cos_sin.stride,
                            args.chunks,
                            static_cast<uint8_t*>(args.pool),

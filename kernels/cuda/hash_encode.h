@@ -58,13 +58,13 @@ DeviceEncoder PackEncoder(const EncoderWeights& weights, void* host, void* devic
 // at most kTokenInputs inputs of the queries' encoder per KV head.
 inline constexpr int32_t kTokenInputs = 8;
 struct TokenArgs {
-  DeviceMatrix q, k, v, cos_sin;
+  DeviceMatrix q, k, v, q_cos_sin, cos_sin;
   const DeviceChunk* chunks = nullptr;
   int32_t num_tokens = 0;  // and chunks
   void* pool = nullptr;
   KvLayout layout;
   void* codes = nullptr;  // of keys, one layer's pool
-  CodeLayout code_layout;
+  CodeLayout code_layout = {};
   void* query_codes = nullptr;  // [num_tokens][H][bits / 8]
   const DeviceRowCache* cache = nullptr;
 };

@@ -163,16 +163,17 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void RopeTableKernel(const int32_t* positions, const float* inv_freq, int32_t half,
-                                float scale, float* cos_sin, int64_t stride) {
+                                float scale, const float* factors, float* cos_sin, int64_t stride) {
   LetNextStart();
   WaitForEarlier();
   const auto position = static_cast<float>(positions[blockIdx.x]);
+  const float factor = factors == nullptr ? 1.0f : factors[blockIdx.x];
   float* row = cos_sin + blockIdx.x * stride;
   for (int32_t j = threadIdx.x; j < half; j += blockDim.x) {
     const float angle = __fmul_rn(position, inv_freq[j]);
     const float by = inv_freq[j] == 0 ? 1 : scale;
-    row[j] = static_cast<float>(cos(static_cast<double>(angle))) * by;
-    row[half + j] = static_cast<float>(sin(static_cast<double>(angle))) * by;
+    row[j] = static_cast<float>(cos(static_cast<double>(angle))) * by * factor;
+    row[half + j] = static_cast<float>(sin(static_cast<double>(angle))) * by * factor;
   }
 }
 
@@ -293,8 +294,8 @@ __global__ void __launch_bounds__(kThreads)
 
 struct RopeAndWriteArgs {
   float* q;
-  const float *k, *v, *cos_sin;
-  int64_t q_stride, k_stride, v_stride, table_stride;
+  const float *k, *v, *q_cos_sin, *cos_sin;
+  int64_t q_stride, k_stride, v_stride, q_table_stride, table_stride;
   const DeviceChunk* chunks;
   uint8_t* pool;
   FastDivider block_tokens;
@@ -318,6 +319,7 @@ __global__ void __launch_bounds__(kRopeThreads)
       int64_t{position - block * args.block_tokens.divisor()} * KvRowBytes<kKv>(args.head_dim);
   const int32_t half = args.head_dim / 2;
   const int64_t token = chunk.first_row + i;
+  const float* q_table = args.q_cos_sin + token * args.q_table_stride;
   const float* table = args.cos_sin + token * args.table_stride;
   float* q = args.q + token * args.q_stride + int64_t{head} * args.group * args.head_dim;
   const float* k = args.k + token * args.k_stride + int64_t{head} * args.head_dim;
@@ -327,14 +329,13 @@ __global__ void __launch_bounds__(kRopeThreads)
   auto* const row = reinterpret_cast<uint16_t*>(of_row);
   for (int32_t at = threadIdx.x; at < heads * half; at += kRopeThreads) {
     const int32_t of_group = at / half, j = at - of_group * half;
-    const float cosine = table[j], sine = table[half + j];
     if (of_group < args.group) {
       float* pair = q + of_group * args.head_dim + j;
-      const float2 rotated = Rotated(pair[0], pair[half], cosine, sine);
+      const float2 rotated = Rotated(pair[0], pair[half], q_table[j], q_table[half + j]);
       pair[0] = rotated.x;
       pair[half] = rotated.y;
     } else {
-      const float2 rotated = Rotated(k[j], k[j + half], cosine, sine);
+      const float2 rotated = Rotated(k[j], k[j + half], table[j], table[half + j]);
       row[j] = RoundBf16(rotated.x);
       row[j + half] = RoundBf16(rotated.y);
     }
@@ -401,11 +402,11 @@ cudaError_t RmsNormHeads(const DeviceMatrix& x, int32_t head_dim, const float* w
 }
 
 cudaError_t RopeTable(const int32_t* positions, const float* inv_freq, int32_t half, float scale,
-                      const DeviceMatrix& cos_sin, Stream stream) {
+                      const float* factors, const DeviceMatrix& cos_sin, Stream stream) {
   if (TooMany(cos_sin.rows) || cos_sin.cols != 2 * half) return cudaErrorInvalidValue;
   if (cos_sin.rows == 0) return cudaSuccess;
   return Launch(RopeTableKernel, static_cast<unsigned>(cos_sin.rows), 64, 0, stream, false,
-                positions, inv_freq, half, scale, cos_sin.data, cos_sin.stride);
+                positions, inv_freq, half, scale, factors, cos_sin.data, cos_sin.stride);
 }
 
 cudaError_t Rope(const DeviceMatrix& x, int32_t head_dim, const DeviceMatrix& cos_sin,
@@ -479,13 +480,14 @@ cudaError_t WriteKv(const DeviceMatrix& k, const DeviceMatrix& v, const DeviceCh
 }
 
 cudaError_t RopeAndWriteKv(const DeviceMatrix& q, const DeviceMatrix& k, const DeviceMatrix& v,
-                           const DeviceMatrix& cos_sin, const DeviceChunk* chunks,
-                           int32_t num_chunks, int32_t max_chunk_tokens, void* pool,
-                           const KvLayout& layout, Stream stream) {
+                           const DeviceMatrix& q_cos_sin, const DeviceMatrix& cos_sin,
+                           const DeviceChunk* chunks, int32_t num_chunks, int32_t max_chunk_tokens,
+                           void* pool, const KvLayout& layout, Stream stream) {
   const int64_t kv_width = int64_t{layout.kv_heads} * layout.head_dim;
   if (!HasKvRows(layout) || num_chunks < 0 || num_chunks > 65535 || layout.kv_heads < 1 ||
       layout.head_dim % 2 != 0 || k.cols != kv_width || v.cols != kv_width ||
-      q.cols % kv_width != 0 || cos_sin.cols != layout.head_dim) {
+      q.cols % kv_width != 0 || q_cos_sin.cols != layout.head_dim ||
+      cos_sin.cols != layout.head_dim) {
     return cudaErrorInvalidValue;
   }
   if (num_chunks == 0 || max_chunk_tokens <= 0) return cudaSuccess;
@@ -493,10 +495,12 @@ cudaError_t RopeAndWriteKv(const DeviceMatrix& q, const DeviceMatrix& k, const D
   const RopeAndWriteArgs args{q.data,
                               k.data,
                               v.data,
+                              q_cos_sin.data,
                               cos_sin.data,
                               q.stride,
                               k.stride,
                               v.stride,
+                              q_cos_sin.stride,
                               cos_sin.stride,
                               chunks,
                               static_cast<uint8_t*>(pool),

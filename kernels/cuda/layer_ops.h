@@ -26,9 +26,10 @@ struct DeviceMatrix {
                                        float eps, Stream stream);
 
 // Cosines and sines in double of the angle rounded to f32, as rope.cc; `half` inverse frequencies, of which those that
-// are 0 give 1 and 0.
+// are 0 give 1 and 0. Rows are multiplied by `factors`, unless it is null.
 [[nodiscard]] cudaError_t RopeTable(const int32_t* positions, const float* inv_freq, int32_t half,
-                                    float scale, const DeviceMatrix& cos_sin, Stream stream);
+                                    float scale, const float* factors, const DeviceMatrix& cos_sin,
+                                    Stream stream);
 [[nodiscard]] cudaError_t Rope(const DeviceMatrix& x, int32_t head_dim, const DeviceMatrix& cos_sin,
                                Stream stream);
 
@@ -49,12 +50,12 @@ struct DeviceMatrix {
                                   int32_t max_chunk_tokens, void* pool, const KvLayout& layout,
                                   Stream stream);
 
-// Rope of the chunks' rows of q [m][H*d], in place, and WriteKv of their rows of k, rotated, and of v.
-// k itself stays as it is.
+// Rope of the chunks' rows of q [m][H*d], in place and by q_cos_sin, and WriteKv of their rows of k, rotated by cos_sin, and
+// of v. k itself stays as it is.
 [[nodiscard]] cudaError_t RopeAndWriteKv(const DeviceMatrix& q, const DeviceMatrix& k,
-                                         const DeviceMatrix& v, const DeviceMatrix& cos_sin,
-                                         const DeviceChunk* chunks, int32_t num_chunks,
-                                         int32_t max_chunk_tokens, void* pool,
+                                         const DeviceMatrix& v, const DeviceMatrix& q_cos_sin,
+                                         const DeviceMatrix& cos_sin, const DeviceChunk* chunks,
+                                         int32_t num_chunks, int32_t max_chunk_tokens, void* pool,
                                          const KvLayout& layout, Stream stream);
 
 }  // namespace winnow::kernels::cuda

@@ -217,7 +217,7 @@ TEST_F(CudaBackendLimitsTest, AChunkOfMoreTokensThanAGridHasIsRotatedAndWritten)
   PagedKv kv(random_, layout, {n});
   const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, n, 0)};
   Matrix q = Matrix::Normal(random_, n, d), k = Matrix::Normal(random_, n, d), v = k;
-  Matrix table = Matrix::Normal(random_, n, d);
+  Matrix table = Matrix::Normal(random_, n, 2 * d);  // of q, then of k
   const auto pool = UploadPool(kv), expected_pool = UploadPool(kv);
   Matrix expected_q = q, expected_k = k;
   auto of_q = Put(q), of_k = Put(k), of_v = Put(v), of_table = Put(table);
@@ -226,12 +226,13 @@ TEST_F(CudaBackendLimitsTest, AChunkOfMoreTokensThanAGridHasIsRotatedAndWritten)
   backend_->RopeAndWriteKv({.q = of_q.tensor,
                             .k = of_k.tensor,
                             .v = of_v.tensor,
-                            .cos_sin = of_table.tensor,
+                            .q_cos_sin = of_table.tensor.ColRange(0, d),
+                            .cos_sin = of_table.tensor.ColRange(d, d),
                             .chunks = chunks,
                             .pool = pool.data(),
                             .layout = layout});
-  backend_->Rope(of_expected_q.tensor, d, of_table.tensor);
-  backend_->Rope(of_expected_k.tensor, d, of_table.tensor);
+  backend_->Rope(of_expected_q.tensor, d, of_table.tensor.ColRange(0, d));
+  backend_->Rope(of_expected_k.tensor, d, of_table.tensor.ColRange(d, d));
   backend_->WriteKv(of_expected_k.tensor, of_v.tensor, chunks, expected_pool.data(), layout);
   of_q.Fetch();
   of_expected_q.Fetch();

@@ -216,7 +216,7 @@ TEST_F(CudaBackendTest, RotatesAndWritesAsOneAfterTheOther) {
     const int64_t rows = 60;
     Matrix q = Matrix::Normal(random_, rows, int64_t{kv_heads} * group * d);
     Matrix k = Matrix::Normal(random_, rows, kv_heads * d), v = k;
-    Matrix table = Matrix::Normal(random_, rows, d);
+    Matrix table = Matrix::Normal(random_, rows, 2 * d);  // of q, then of k
     const auto pool = UploadPool(kv), expected_pool = UploadPool(kv);
     Matrix expected_q = q, expected_k = k;
     auto of_q = Put(q), of_k = Put(k), of_v = Put(v), of_table = Put(table);
@@ -225,17 +225,20 @@ TEST_F(CudaBackendTest, RotatesAndWritesAsOneAfterTheOther) {
     backend_->RopeAndWriteKv({.q = of_q.tensor,
                               .k = of_k.tensor,
                               .v = of_v.tensor,
-                              .cos_sin = of_table.tensor,
+                              .q_cos_sin = of_table.tensor.ColRange(0, d),
+                              .cos_sin = of_table.tensor.ColRange(d, d),
                               .chunks = chunks,
                               .pool = pool.data(),
                               .layout = layout});
-    static_cast<Backend&>(*backend_).Backend::RopeAndWriteKv({.q = of_expected_q.tensor,
-                                                              .k = of_expected_k.tensor,
-                                                              .v = of_v.tensor,
-                                                              .cos_sin = of_table.tensor,
-                                                              .chunks = chunks,
-                                                              .pool = expected_pool.data(),
-                                                              .layout = layout});
+    static_cast<Backend&>(*backend_).Backend::RopeAndWriteKv(
+        {.q = of_expected_q.tensor,
+         .k = of_expected_k.tensor,
+         .v = of_v.tensor,
+         .q_cos_sin = of_table.tensor.ColRange(0, d),
+         .cos_sin = of_table.tensor.ColRange(d, d),
+         .chunks = chunks,
+         .pool = expected_pool.data(),
+         .layout = layout});
     of_q.Fetch();
     of_expected_q.Fetch();
     EXPECT_TRUE(SameBits(q, expected_q));

@@ -157,6 +157,7 @@ TEST_F(CudaFramesTest, LayersThatShareFramesHaveTheBitsOfLayersWithPlaces) {
           backend_->RopeAndWriteKv({.q = q,
                                     .k = x.ColRange(q_width, kv_width),
                                     .v = x.ColRange(q_width + kv_width, kv_width),
+                                    .q_cos_sin = of_cos_sin.tensor,
                                     .cos_sin = of_cos_sin.tensor,
                                     .chunks = of_layer,
                                     .pool = pool,

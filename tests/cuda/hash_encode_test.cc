@@ -184,6 +184,7 @@ TEST_F(CudaHashEncodeTest, TokensIntoACachedPoolAreOneCallOfItsCache) {
                          {of_qkv.data() + group * width, tokens, width, stride},
                          {of_qkv.data() + (group + 1) * width, tokens, width, stride},
                          {of_rotation.data(), tokens, d, rotation.tensor().stride},
+                         {of_rotation.data(), tokens, d, rotation.tensor().stride},
                          on_device.data(),
                          tokens,
                          pool.pool(),
@@ -219,7 +220,7 @@ class CudaEncodeStepTest : public CudaBackendFixture {
     CodeLayout code_layout;
     PagedKv kv;
     int32_t group;
-    Matrix qkv, table;
+    Matrix qkv, table;  // of rotations: of q, then of k
     std::vector<AttentionChunk> chunks;
     std::vector<KeySpan> spans;
     std::vector<RetrievalQuery> queries;
@@ -248,13 +249,15 @@ class CudaEncodeStepTest : public CudaBackendFixture {
         codes.Poison();
         query_codes.Poison();
       }
-      backend_->RopeAndWriteKv({.q = q,
-                                .k = qkv.tensor.ColRange(q_width, kv_width),
-                                .v = qkv.tensor.ColRange(q_width + kv_width, kv_width),
-                                .cos_sin = table.tensor,
-                                .chunks = step.chunks,
-                                .pool = pool.data(),
-                                .layout = step.layout});
+      backend_->RopeAndWriteKv(
+          {.q = q,
+           .k = qkv.tensor.ColRange(q_width, kv_width),
+           .v = qkv.tensor.ColRange(q_width + kv_width, kv_width),
+           .q_cos_sin = table.tensor.ColRange(0, step.layout.head_dim),
+           .cos_sin = table.tensor.ColRange(step.layout.head_dim, step.layout.head_dim),
+           .chunks = step.chunks,
+           .pool = pool.data(),
+           .layout = step.layout});
       if (between == Between::kAfterRotation) {
         EXPECT_TRUE(backend_->Synchronize());
       }
@@ -302,7 +305,7 @@ TEST_F(CudaEncodeStepTest, OneLaunchGivesWhatThreeGive) {
               PagedKv(random_, layout, lengths),
               group,
               Matrix::Normal(random_, count + 2, int64_t{kv_heads} * (group + 2) * d),
-              Matrix::Normal(random_, count + 2, d),
+              Matrix::Normal(random_, count + 2, 2 * d),
               {},
               {},
               {}};

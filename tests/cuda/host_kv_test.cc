@@ -233,7 +233,7 @@ TEST_F(CudaHostKvTest, AStepByCodesHasTheBitsOfKvOnTheDeviceHoweverItCame) {
       }
       const auto rows = static_cast<int32_t>(chunks.size());
       const Matrix qkv = Matrix::Normal(random_, rows, q_width + 2 * kv_width);
-      Matrix table = Matrix::Normal(random_, rows, d);
+      Matrix table = Matrix::Normal(random_, rows, 2 * d);  // of q, then of k
       const int64_t between = random_.Int(0, 2);
       auto of_table = Put(table);
       backend_->BeginPass();
@@ -249,7 +249,8 @@ TEST_F(CudaHostKvTest, AStepByCodesHasTheBitsOfKvOnTheDeviceHoweverItCame) {
           backend_->RopeAndWriteKv({.q = q,
                                     .k = of_values.tensor.ColRange(q_width, kv_width),
                                     .v = of_values.tensor.ColRange(q_width + kv_width, kv_width),
-                                    .cos_sin = of_table.tensor,
+                                    .q_cos_sin = of_table.tensor.ColRange(0, d),
+                                    .cos_sin = of_table.tensor.ColRange(d, d),
                                     .chunks = chunks,
                                     .pool = pool,
                                     .layout = layout});

@@ -104,6 +104,7 @@ class Model {
       backend_.RopeAndWriteKv({.q = q,
                                .k = k,
                                .v = v,
+                               .q_cos_sin = cos_sin,
                                .cos_sin = cos_sin,
                                .chunks = rows.chunks,
                                .pool = pool,

@@ -59,6 +59,11 @@ TEST_F(CudaLayerOpsTest, RopeEqualsTheReference) {
     for (int64_t i = 0; i < x.rows(); ++i) {
       positions.push_back(static_cast<int32_t>(random_.Int(0, 1 << 20)));
     }
+    // Rows of queries have factors, rows of keys do not.
+    std::vector<float> factors;
+    for (int64_t i = 0; i < x.rows() && d != 64; ++i) {
+      factors.push_back(0.5f + 0.0015f * static_cast<float>(random_.Int(0, 1000)));
+    }
     std::vector<float> inv_freq;
     for (int32_t j = 0; j < d / 2; ++j) {
       inv_freq.push_back(
@@ -66,17 +71,21 @@ TEST_F(CudaLayerOpsTest, RopeEqualsTheReference) {
     }
     inv_freq[d / 4] = inv_freq[d / 2 - 1] = 0;  // pairs that do not turn
     const DeviceArray<int32_t> positions_on_device(positions);
-    const DeviceArray<float> inv_freq_on_device(inv_freq);
+    const DeviceArray<float> inv_freq_on_device(inv_freq), factors_on_device(factors);
     const auto on_device = Upload(x), table_on_device = Upload(table);
     WINNOW_CUDA_OK(RopeTable(positions_on_device.data(), inv_freq_on_device.data(), d / 2, 1.25f,
+                             factors.empty() ? nullptr : factors_on_device.data(),
                              View(table_on_device, table), nullptr));
     WINNOW_CUDA_OK(Rope(View(on_device, x), d, View(table_on_device, table), nullptr));
     Matrix expected_table(x.rows(), d), out = x;
     for (int64_t i = 0; i < x.rows(); ++i) {
-      RopeTableRow(positions[i], inv_freq, 1.25f, expected_table.row(i));
+      RopeTableRow(positions[i], inv_freq, 1.25f, factors.empty() ? 1.0f : factors[i],
+                   expected_table.row(i));
     }
     Download(table_on_device, table);
-    ExpectNear(table, expected_table, 1.5e-7, 1.5e-7);  // a unit in the last place, times 1.25
+    // A unit in the last place, times 1.25, and by a factor of up to 2.
+    const double unit = factors.empty() ? 1.5e-7 : 3e-7;
+    ExpectNear(table, expected_table, unit, unit);
     Download(on_device, out);
     RopeRef(x.tensor(), d, expected_table.tensor());
     ExpectNear(out, x, 2e-6, 1e-6);

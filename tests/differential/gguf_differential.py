@@ -85,14 +85,14 @@ def compare_types(tool, files, seed):
 
 
 FAMILIES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "families")
-INTERLEAVED = ("llama", "smollm3", "granite", "mixtral")  # their writer puts values of Q and K that rotate together side by side
+INTERLEAVED = ("llama", "smollm3", "granite", "mixtral", "ministral3")  # their writer puts values of Q and K that rotate together side by side
 LAYER_NAMES = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
     "block_sparse_moe.gate": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp"}
-ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}  # where it is not the model_type
+ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "ministral3": "mistral3"}  # where it is not the model_type
 EXPERT_NAMES = {"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps", "gate_proj": "ffn_gate_exps",
                 "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 OTHER_NAMES = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
@@ -155,6 +155,12 @@ def write_family(directory, config, path):
         writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
         for kind in ("long", "short"):
             writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], dtype=np.float32))
+    if family == "ministral3":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
@@ -199,9 +205,13 @@ def compare_families(tool):
     for case in cases:
         source = os.path.join(FAMILIES, case)
         config = AutoConfig.from_pretrained(source)
+        if config.model_type == "mistral3":
+            continue  # the text part's tensors have other names, and their file is that of a text model
         kind = config.rope_parameters["rope_type"]
+        # llama.cpp's files say less of yarn than config.json does.
+        kinds = ("yarn",) if config.model_type == "ministral3" else ("default", "linear", "longrope")
         every_fourth = [int((i + 1) % 4 != 0) for i in range(config.num_hidden_layers)]
-        if (not os.path.exists(os.path.join(source, "model.safetensors")) or kind not in ("default", "linear", "longrope")
+        if (not os.path.exists(os.path.join(source, "model.safetensors")) or kind not in kinds
                 or config.model_type in ("mistral", "glm") or not has_gguf_experts(config) or getattr(config, "no_rope_layers", every_fourth) != every_fourth):
             continue
         with open(os.path.join(source, "golden.json")) as file:

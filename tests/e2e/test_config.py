@@ -218,7 +218,7 @@ class Models(unittest.TestCase):
 
         head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
         architecture = string(b"general.architecture") + struct.pack("<I", 8) + string(b"mamba")
-        for file, texts in ((head + architecture, ("general.architecture", "mamba", "llama, qwen2, qwen3")),
+        for file, texts in ((head + architecture, ("general.architecture", "mamba", "llama, mistral3, qwen2, qwen3")),
                             ((head + architecture)[:-1], ("general.architecture", "byte 64", "beyond the end of the file")),
                             (head[:-8] + b"\xff" * 8, ("keys", "the most")),
                             (b"once upon a time", ("not a GGUF file",))):

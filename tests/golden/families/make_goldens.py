@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Mistral3Config, PixtralVisionConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding
 from transformers.utils import logging
@@ -43,6 +44,9 @@ class Case:
     shard_bytes: int | None = None
     drop: tuple = ()  # keys to leave out of config.json: the reader must know the default
     max_context: int | None = None  # that winnow serves; for LongRoPE, whose factors it decides
+    # The text part of a Mistral3ForConditionalGeneration, `family` its model_type; how its tensors are called: as by
+    # transformers before 4.52 ("old"), or since ("new").
+    names: str | None = None
 
 
 def shape(hidden, heads, kv_heads, head_dim=None, intermediate=40, **more):
@@ -165,6 +169,16 @@ CASES = [
          rope=dict(rope_type="default", rope_theta=500000.0)),
     Case("ernie4_5_bias", "ERNIE 4.5: use_bias, all seven matrices; yarn, untied, float32",
          "ernie4_5", "float32", shape(32, 2, 1, 64, intermediate=24, use_bias=True, tie_word_embeddings=False), rope=yarn()),
+    Case("ministral3", "Ministral 3: queries scaled by their position, yarn whose factors cancel, head_dim 128 by the family's default",
+         "ministral3", config=shape(64, 2, 1, 128, intermediate=32),
+         rope=yarn(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4),
+         drop=("head_dim", "rms_norm_eps", "tie_word_embeddings")),
+    Case("mistral3_ministral3", "the text part of a model that reads images: Ministral 3, tied, head_dim 64, older names of tensors",
+         "ministral3", config=shape(64, 4, 2, 64, intermediate=32, tie_word_embeddings=True),
+         rope=yarn(mscale=1.0, mscale_all_dim=0.7, llama_4_scaling_beta=0.3, type="yarn"), names="old"),
+    Case("mistral3_mistral", "the same of a Mistral, untied, float16, newer names of tensors, in shards",
+         "mistral", "float16", config=shape(64, 2, 1, 64, intermediate=32, sliding_window=None),
+         rope=dict(rope_type="default", rope_theta=1000000.0), names="new", shard_bytes=60_000),
 ]
 
 
@@ -214,12 +228,48 @@ def older_keys(config, style):
     return config
 
 
+def rename(name, names):
+    """What a tensor of a model that reads images is called, as Case.names says."""
+    part = name.removeprefix("model.")
+    if part.startswith(("vision_tower.", "multi_modal_projector.")):
+        return part if names == "old" else f"model.{part}"
+    text = part.removeprefix("language_model.").removeprefix("model.")
+    is_head = text.startswith("lm_head.")
+    if names == "old":
+        return f"language_model.{text}" if is_head else f"language_model.model.{text}"
+    return text if is_head else f"model.language_model.{text}"
+
+
+def rename_tensors(folder, names):
+    for path in folder.glob("*.safetensors"):
+        save_file({rename(name, names): tensor for name, tensor in load_file(path).items()}, path, {"format": "pt"})
+    for path in folder.glob("*.index.json"):
+        index = json.loads(path.read_text())
+        index["weight_map"] = {rename(name, names): file for name, file in index["weight_map"].items()}
+        path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def with_images(text):
+    """The configuration of a whole of which `text` is a part."""
+    vision = PixtralVisionConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, head_dim=8,
+                                 image_size=4, patch_size=2)
+    return Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=text.tie_word_embeddings)
+
+
+def text_of(model):
+    """The layers, norms and embedding, without the part that reads images."""
+    return getattr(model.model, "language_model", model.model)
+
+
 def write_model(case, seed, folder):
     rope = dict(case.rope or dict(rope_type="default", rope_theta=10000.0))
     config = AutoConfig.for_model(
         case.family, vocab_size=VOCAB, max_position_embeddings=MAX_POSITIONS, rope_parameters=rope, bos_token_id=1,
         eos_token_id=2, **{"num_hidden_layers": 2, **PADDING.get(case.family, {}), **case.config})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if case.names:
+        model = AutoModelForImageTextToText.from_config(with_images(config), dtype=torch.float32)
+    else:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     randomise(model, seed)
     model = model.to(getattr(torch, case.dtype))
     model.generation_config.eos_token_id = [2, 3]
@@ -231,17 +281,21 @@ def write_model(case, seed, folder):
         config = older_keys(config, case.keys)
     for key in case.drop:
         config.pop(key, None)
+    if case.names:
+        rename_tensors(folder, case.names)
+        config.pop("tie_word_embeddings", None)  # the text part's counts
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def load(folder, max_context=None):
     """The model in float32. LongRoPE's factors are those of contexts up to max_context, for short sequences, too."""
     config = AutoConfig.from_pretrained(folder)
-    rope = config.rope_parameters
+    is_text_part = config.model_type == "mistral3"
+    rope = (config.text_config if is_text_part else config).rope_parameters
     if max_context is not None and max_context > rope["original_max_position_embeddings"]:
         rope["short_factor"] = rope["long_factor"]
-    return AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32,
-                                                attn_implementation="eager").eval()
+    kind = AutoModelForImageTextToText if is_text_part else AutoModelForCausalLM
+    return kind.from_pretrained(folder, config=config, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 @torch.no_grad()
@@ -282,7 +336,7 @@ def run_sequence(model, ids):
 
 def knockouts(model):
     """Names of what the model has, each with a function that takes it away."""
-    parameters = dict(model.named_parameters())
+    parameters = dict(text_of(model).named_parameters(prefix="model"))
     kinds = sorted({name.split(".", 3)[-1] if ".layers." in name else name for name in parameters})
     for kind in kinds:
         members = [tensor for name, tensor in parameters.items() if name.endswith(kind)]
@@ -290,14 +344,16 @@ def knockouts(model):
             yield kind, lambda members=members: [tensor.zero_() for tensor in members]
         elif "norm" in kind:
             yield kind, lambda members=members: [tensor.fill_(1.0) for tensor in members]
-    rotary = model.model.rotary_emb
+    rotary = text_of(model).rotary_emb
     if rotary.rope_type != "default":
         def plain():
-            inv_freq, _ = rotary.compute_default_rope_parameters(model.config)
+            inv_freq, _ = rotary.compute_default_rope_parameters(rotary.config)
             rotary.inv_freq.copy_(inv_freq)
             rotary.original_inv_freq, rotary.long_inv_freq = inv_freq, inv_freq
         yield "rope frequencies", plain
-    layers = model.model.layers
+    if "llama_4_scaling_beta" in rotary.config.rope_parameters:
+        yield "scaled queries", lambda: rotary.config.rope_parameters.update(llama_4_scaling_beta=0.0)
+    layers = text_of(model).layers
     if any(not getattr(layer.self_attn, "use_rope", True) for layer in layers):
         yield "layers without rope", lambda: [setattr(layer.self_attn, "use_rope", 1) for layer in layers]
     if model.config.model_type == "granite":
@@ -348,7 +404,7 @@ def make_case(case, seed):
             sequence = run_sequence(model, torch.randint(0, VOCAB, (length,), generator=generator).tolist())
         sequences.append(sequence)
     prove_sensitivity(folder, case.max_context, sequences[-1]["input_ids"], sequences[-1]["last_logits"])
-    rotary = model.model.rotary_emb
+    rotary = text_of(model).rotary_emb
     golden = {
         "name": case.name,
         "what": case.what,

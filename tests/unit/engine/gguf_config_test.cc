@@ -191,8 +191,8 @@ TEST(GgufConfig, WhatWouldChangeTheAnswerIsRefusedByName) {
   const auto remove = [](const char* key) { return [=](GgufBuilder& file) { file.Remove(key); }; };
   const std::vector<Refusal> refusals = {
       {"architecture", set("general.architecture", "gemma3"),
-       "\"gemma3\" is not supported; winnow runs llama, qwen2, qwen3, smollm3, seed_oss, granite, "
-       "phi3, ernie4_5, qwen3moe"},
+       "\"gemma3\" is not supported; winnow runs llama, mistral3, qwen2, qwen3, smollm3, seed_oss, "
+       "granite, phi3, ernie4_5, qwen3moe"},
       {"no architecture", remove("general.architecture"), "\"general.architecture\": missing",
        kInvalid},
       {"an adapter", set("general.type", "adapter"), "\"adapter\" is not supported"},
@@ -401,6 +401,38 @@ TEST(GgufConfig, Phi3RotatesInPartAndHasLongRope) {
     bad.Set("phi3.rope.dimension_count", dimensions);
     EXPECT_EQ(Read(bad).status().code(), absl::StatusCode::kUnimplemented) << dimensions;
   }
+}
+
+TEST(GgufConfig, Ministral3ScalesQueriesByTheLengthThatYarnStartsFrom) {
+  GgufBuilder file = Of("mistral3");
+  EXPECT_EQ(Read(file)->ropes[0].query_scaling.beta, 0);  // Mistral Small 3
+  file.Set("mistral3.attention.temperature_scale", 0.125f);
+  EXPECT_EQ(Read(file)->ropes[0].query_scaling, (QueryScaling{.beta = 0.125, .length = 8192}));
+  file.Set("mistral3.rope.scaling.type", "yarn");
+  file.Set("mistral3.rope.scaling.factor", 16.0f);
+  file.Set("mistral3.rope.scaling.original_context_length", uint32_t{512});
+  GgufBuilder without = file;
+  file.Set("mistral3.rope.scaling.yarn_log_multiplier", 0.5f);
+  const auto config = Read(file);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->family, ModelConfig::Family::kMinistral3);
+  EXPECT_EQ(config->ropes[0].query_scaling, (QueryScaling{.beta = 0.125, .length = 512}));
+  // llama.cpp divides what a multiplier of 1 gives by what this one gives, and multiplies by the factor of attention.
+  const auto magnitude = [](double multiplier) { return 0.1 * multiplier * std::log(16.0) + 1; };
+  EXPECT_FLOAT_EQ(ComputeRope(*config).attention_factor, magnitude(1) / magnitude(0.5));
+  file.Set("mistral3.rope.scaling.attn_factor", 1.5f);
+  EXPECT_FLOAT_EQ(ComputeRope(*Read(file)).attention_factor, 1.5 * magnitude(1) / magnitude(0.5));
+  EXPECT_FLOAT_EQ(ComputeRope(*Read(without)).attention_factor, magnitude(1));
+
+  file.Set("mistral3.attention.temperature_length", uint32_t{512});
+  EXPECT_TRUE(Read(file).ok());
+  GgufBuilder other = without;
+  other.Set("mistral3.attention.temperature_length", uint32_t{4096});
+  EXPECT_THAT(std::string(Read(other).status().message()),
+              HasSubstr("4096 is not supported; it must be the original context length, 512"));
+  GgufBuilder llama = Llama();
+  llama.Set("llama.attention.temperature_scale", 0.125f);
+  EXPECT_THAT(std::string(Read(llama).status().message()), HasSubstr("would have to be 0"));
 }
 
 TEST(GgufConfig, WhatIsOffIsNoReasonToRefuse) {

@@ -64,6 +64,11 @@ json SmallConfig(const std::string& model_type) {
   if (model_type == "qwen3_moe") {
     config.update({{"moe_intermediate_size", 32}, {"norm_topk_prob", true}});
   }
+  if (model_type == "ministral3") {
+    config["rope_scaling"] = {
+        {"rope_type", "yarn"}, {"factor", 4.0},         {"original_max_position_embeddings", 16},
+        {"mscale", 1.0},       {"mscale_all_dim", 0.5}, {"llama_4_scaling_beta", 0.25}};
+  }
   if (model_type == "phi3") {
     std::vector<double> factors;
     for (int i = 0; i < 24; ++i) factors.push_back(1 + 0.125 * i);
@@ -99,6 +104,15 @@ GgufBuilder KeysOf(const ModelConfig& config) {
     set("attention.scale", config.AttentionScale());
     set("residual_scale", static_cast<float>(config.residual_multiplier));
     set("logit_scale", static_cast<float>(config.logits_scaling));
+  }
+  if (name == "mistral3") {
+    const RopeSet& rope = config.ropes[0];
+    set("rope.scaling.type", "yarn");
+    set("rope.scaling.factor", static_cast<float>(rope.scaling.factor));
+    set("rope.scaling.original_context_length",
+        static_cast<uint32_t>(rope.scaling.original_max_position_embeddings));
+    set("rope.scaling.yarn_log_multiplier", static_cast<float>(*rope.scaling.mscale_all_dim));
+    set("attention.temperature_scale", static_cast<float>(rope.query_scaling.beta));
   }
   if (config.experts.count != 0) {
     set("expert_count", static_cast<uint32_t>(config.experts.count));
@@ -193,7 +207,7 @@ class RandomModel {
 
 TEST(GgufWeights, AFileAndADirectoryOfTheSameModelGiveTheSameLogits) {
   for (const char* model_type : {"llama", "qwen2", "qwen3", "smollm3", "seed_oss", "granite",
-                                 "phi3", "ernie4_5", "mixtral", "qwen3_moe"}) {
+                                 "phi3", "ernie4_5", "ministral3", "mixtral", "qwen3_moe"}) {
     for (const bool tied : {false, true}) {
       SCOPED_TRACE(std::string(model_type) + (tied ? ", tied" : ""));
       json json_config = SmallConfig(model_type);

@@ -120,6 +120,12 @@ json Granite(const json& changes = {}) { return Bare("GraniteForCausalLM", "gran
 json Phi3(const json& changes = {}) { return Bare("Phi3ForCausalLM", "phi3", changes); }
 json Glm(const json& changes = {}) { return Bare("GlmForCausalLM", "glm", changes); }
 json Ernie(const json& changes = {}) { return Bare("Ernie4_5ForCausalLM", "ernie4_5", changes); }
+// Has 8 query heads, as many as KV heads by default.
+json Ministral3(const json& changes = {}) {
+  json config = Bare("Ministral3ForCausalLM", "ministral3", changes);
+  config["num_attention_heads"] = 8;
+  return config;
+}
 
 std::vector<int32_t> RopesOf(const ModelConfig& config) {
   std::vector<int32_t> ropes;
@@ -217,6 +223,92 @@ TEST(ModelConfigTest, ErnieHasOneKeyForAllBiases) {
   EXPECT_EQ(absent.layers[0], LayerSpec());
   const ModelConfig all = ParseGood(Ernie({{"use_bias", true}}));
   EXPECT_EQ(all.layers[0], (LayerSpec{.qkv_bias = true, .o_bias = true, .mlp_bias = true}));
+}
+
+TEST(ModelConfigTest, Ministral3ScalesQueries) {
+  const ModelConfig absent = ParseGood(Ministral3());
+  EXPECT_EQ(absent.family, Family::kMinistral3);
+  EXPECT_EQ(absent.head_dim, 128);
+  EXPECT_EQ(absent.num_kv_heads, 8);
+  EXPECT_EQ(absent.ropes[0].theta, 1000000.0);
+  EXPECT_EQ(absent.ropes[0].scaling.kind, RopeScaling::Kind::kYarn);
+  EXPECT_EQ(absent.ropes[0].scaling.factor, 16.0);
+  EXPECT_EQ(absent.ropes[0].query_scaling, (QueryScaling{.beta = 0.1, .length = 16384}));
+  EXPECT_EQ(ComputeRope(absent).attention_factor, 1.0f);
+
+  json rope = {{"rope_type", "yarn"},
+               {"type", "yarn"},
+               {"rope_theta", 5000.0},
+               {"factor", 4.0},
+               {"original_max_position_embeddings", 64},
+               {"max_position_embeddings", 256},
+               {"llama_4_scaling_beta", 0.25}};
+  const ModelConfig given = ParseGood(Ministral3({{"rope_parameters", rope}}));
+  EXPECT_EQ(given.ropes[0].theta, 5000.0);
+  EXPECT_EQ(given.ropes[0].query_scaling, (QueryScaling{.beta = 0.25, .length = 64}));
+  EXPECT_THAT(given.unknown_keys, IsEmpty());
+  const auto error = [](const json& config) {
+    return std::string(Parse(config).status().message());
+  };
+  EXPECT_THAT(error(With({{"rope_parameters", rope}})),
+              HasSubstr("rope_parameters.\"llama_4_scaling_beta\": winnow does not know this key"));
+  rope.erase("llama_4_scaling_beta");
+  EXPECT_THAT(error(Ministral3({{"rope_parameters", rope}})),
+              HasSubstr("rope_parameters.llama_4_scaling_beta: missing"));
+}
+
+// A model that reads images: the text part's keys count, but for those that are of the whole.
+TEST(ModelConfigTest, TheTextPartOfAWholeIsTheModel) {
+  json part = Ministral3();
+  part.erase("architectures");
+  part["torch_dtype"] = "float32";  // of the class that made it, not of the file
+  part["tie_word_embeddings"] = false;
+  json whole = {
+      {"architectures", {"Mistral3ForConditionalGeneration"}},
+      {"model_type", "mistral3"},
+      {"dtype", "bfloat16"},
+      {"image_token_index", 10},
+      {"spatial_merge_size", 2},
+      {"tie_word_embeddings", true},  // what the class writes, whatever the part has
+      {"vision_config", {{"hidden_size", 8}}},
+      {"text_config", part},
+      {"quantization_config", {{"quant_method", "fp8"}, {"activation_scheme", "static"}}}};
+  const ModelConfig config = ParseGood(whole);
+  EXPECT_TRUE(config.is_text_part);
+  EXPECT_EQ(config.family, Family::kMinistral3);
+  EXPECT_EQ(config.dtype, kernels::DType::kBF16);
+  EXPECT_TRUE(config.weight_scheme.has_value());
+  EXPECT_FALSE(config.tie_word_embeddings);
+  EXPECT_THAT(config.unknown_keys, IsEmpty());
+  EXPECT_FALSE(ParseGood(Ministral3()).is_text_part);
+
+  json changed = whole;
+  changed.erase("quantization_config");
+  changed["dtype"] = "float16";
+  EXPECT_EQ(ParseGood(changed).dtype, kernels::DType::kF16);
+  changed.erase("dtype");
+  EXPECT_EQ(ParseGood(changed).dtype, kernels::DType::kF32);
+  changed["text_config"].erase("tie_word_embeddings");
+  EXPECT_TRUE(ParseGood(changed).tie_word_embeddings);
+  changed["text_config"]["a_key"] = 1;
+  changed["another"] = 2;
+  EXPECT_THAT(ParseGood(changed).unknown_keys, ElementsAre("a_key", "another"));
+
+  const auto error = [&](const auto& change) {
+    json bad = whole;
+    change(bad);
+    return std::string(Parse(bad).status().message());
+  };
+  EXPECT_THAT(error([](json& c) { c["text_config"].erase("hidden_size"); }),
+              HasSubstr("dir/config.json: text_config.hidden_size: missing"));
+  EXPECT_THAT(error([](json& c) { c["text_config"]["model_type"] = "mistral4"; }),
+              HasSubstr("text_config.model_type: \"mistral4\" is not supported"));
+  EXPECT_THAT(error([](json& c) { c.erase("text_config"); }), HasSubstr("text_config: missing"));
+  EXPECT_THAT(error([](json& c) { c["text_config"] = 3; }), HasSubstr("must be an object"));
+  EXPECT_THAT(error([](json& c) { c["model_type"] = "llava"; }),
+              HasSubstr("does not belong to architecture Mistral3ForConditionalGeneration"));
+  EXPECT_THAT(error([](json& c) { c["attention_chunk_size"] = 64; }),
+              HasSubstr("attention_chunk_size: 64 is not supported"));
 }
 
 TEST(ModelConfigTest, Phi3RotatesInPartAndHasLongRope) {
@@ -387,9 +479,10 @@ std::vector<Refusal> Refusals() {
       {"architectures", With({{"architectures", {"GptOssForCausalLM"}}, {"model_type", "gpt_oss"}}),
        kUnimplemented,
        "\"GptOssForCausalLM\" is not supported; winnow runs LlamaForCausalLM, MistralForCausalLM, "
-       "Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM, SeedOssForCausalLM, "
-       "GraniteForCausalLM, Phi3ForCausalLM, GlmForCausalLM, Ernie4_5ForCausalLM, "
-       "MixtralForCausalLM, Qwen3MoeForCausalLM"},
+       "Ministral3ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM, "
+       "SeedOssForCausalLM, GraniteForCausalLM, Phi3ForCausalLM, GlmForCausalLM, "
+       "Ernie4_5ForCausalLM, MixtralForCausalLM, Qwen3MoeForCausalLM, and the text part of "
+       "Mistral3ForConditionalGeneration"},
       {"architectures", With({{"architectures", {"GraniteMoeForCausalLM"}}}), kUnimplemented,
        "winnow runs"},
       {"architectures", With({{"architectures", {"Qwen2MoeForCausalLM"}}}), kUnimplemented,

@@ -157,6 +157,7 @@ TEST_F(ModelFingerprintOf, KvHoldsEveryByteAndEveryNumberThatKvDependsOn) {
   differs([](ModelConfig& c) { c.embedding_multiplier = 12; });
   differs([](ModelConfig& c) { c.residual_multiplier = 0.22; });
   differs([](ModelConfig& c) { c.attention_multiplier = 0.0078125; });
+  differs([](ModelConfig& c) { c.ropes[0].query_scaling = {.beta = 0.1, .length = 8192}; });
   for (const ExpertsConfig& experts :
        {ExpertsConfig{.count = 8, .per_token = 2}, ExpertsConfig{.count = 8, .per_token = 3},
         ExpertsConfig{.count = 8, .per_token = 2, .normalized = true}}) {

@@ -111,6 +111,16 @@ TEST(RopeTest, ALayerWithoutRopeTurnsNothing) {
   EXPECT_EQ(rope.attention_factor, 1.0f);
 }
 
+TEST(RopeTest, QueriesAreScaledByTheLengthsThatLieBeforeThem) {
+  const QueryScaling scaling{.beta = 0.1, .length = 16384};
+  EXPECT_EQ(scaling.Factor(0), 1.0f);
+  EXPECT_EQ(scaling.Factor(16383), 1.0f);
+  EXPECT_FLOAT_EQ(scaling.Factor(16384), 1 + 0.1f * std::log(2.0f));
+  EXPECT_EQ(scaling.Factor(32767), scaling.Factor(16384));
+  EXPECT_FLOAT_EQ(scaling.Factor(262143), 1 + 0.1f * std::log(16.0f));
+  EXPECT_EQ(QueryScaling().Factor(1 << 20), 1.0f);
+}
+
 TEST(RopeTest, FirstPairTurnsOneRadianPerPosition) {
   const RopeParameters rope = ComputeRope(64, 10000.0, RopeScaling{});
   EXPECT_EQ(rope.inv_freq[0], 1.0f);

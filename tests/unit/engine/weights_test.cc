@@ -455,6 +455,54 @@ TEST(WeightsTest, TensorsThatTheConfigurationDoesNotKnowAreRefused) {
                     HasSubstr("no part of a LlamaForCausalLM with 2 layers")));
 }
 
+// A model that reads images: its text part is found by either kind of names, and the rest is nobody's.
+TEST(WeightsTest, TheTextPartOfAWholeIsFoundByEitherKindOfNames) {
+  const json part = TinyConfig();
+  json whole = {{"architectures", {"Mistral3ForConditionalGeneration"}},
+                {"model_type", "mistral3"},
+                {"torch_dtype", "bfloat16"},
+                {"text_config", part}};
+  for (const bool older : {true, false}) {
+    SCOPED_TRACE(older);
+    const TinyModel model(part);
+    const auto down_of = [&model] {
+      const auto weights = Load(model.dir());
+      EXPECT_TRUE(weights.ok()) << weights.status();
+      if (!weights.ok()) return std::string();
+      EXPECT_NE(weights->lm_head.data, weights->embedding.data);
+      const WeightMatrix& down = weights->layers[1].down;
+      return std::string(static_cast<const char*>(down.data), down.rows * down.cols * 2);
+    };
+    const std::string expected = down_of();
+    WriteText(model.File("config.json"), whole.dump());
+    const auto rename = [&](const std::string& name) {
+      if (older) return "language_model." + name;
+      return name == "lm_head.weight" ? name : "model.language_model." + name.substr(6);
+    };
+    model.Edit("model.safetensors", [&](json& header, std::string& data) {
+      json renamed;
+      for (const auto& [name, tensor] : header.items()) {
+        renamed[name == "__metadata__" ? name : rename(name)] = tensor;
+      }
+      header = renamed;
+      for (const char* other : {"vision_tower.patch_conv.weight", "multi_modal_projector.norm"}) {
+        Append(header, data, older ? other : std::string("model.") + other, 4);
+      }
+    });
+    EXPECT_TRUE(down_of() == expected);
+
+    model.Edit("model.safetensors", [&](json& header, std::string& data) {
+      Append(header, data, "language_model.model.layers.0.self_attn.q_norm.weight", 4);
+    });
+    EXPECT_THAT(LoadError(model),
+                HasSubstr("tensor \"language_model.model.layers.0.self_attn.q_norm.weight\""));
+    model.Edit("model.safetensors", [&](json& header, std::string& data) {
+      Append(header, data, "model.norm.weight", 4);
+    });
+    EXPECT_THAT(LoadError(model), HasSubstr("is the same as"));
+  }
+}
+
 TEST(WeightsTest, AFileTruncatedAnywhereIsRefusedByName) {
   const TinyModel model;
   const std::string bytes = ReadText(model.File("model.safetensors"));

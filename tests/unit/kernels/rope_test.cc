@@ -20,7 +20,7 @@ TEST_P(RopeTest, TheTableRoundsTheAngleAndThenTheCosine) {
   const std::vector<float> inv_freq = InverseFrequencies(64);
   const std::vector<int32_t> positions = {0, 1, 63, 4096, 131071, 1000000};
   Matrix table(6, 64);
-  Make(2)->RopeTable(positions, inv_freq, 1.5f, table.tensor());
+  Make(2)->RopeTable(positions, inv_freq, 1.5f, {}, table.tensor());
   for (size_t i = 0; i < positions.size(); ++i) {
     for (int32_t j = 0; j < 32; ++j) {
       const float angle = static_cast<float>(positions[i]) * inv_freq[j];
@@ -28,6 +28,25 @@ TEST_P(RopeTest, TheTableRoundsTheAngleAndThenTheCosine) {
       EXPECT_EQ(table.row(i)[32 + j], static_cast<float>(std::sin(double{angle})) * 1.5f);
     }
   }
+  EXPECT_TRUE(table.GuardsIntact());
+}
+
+// Queries that lie far along are multiplied by more: the whole row, pairs that do not turn, too.
+TEST_P(RopeTest, FactorsMultiplyTheirRows) {
+  std::vector<float> inv_freq = InverseFrequencies(64);
+  inv_freq[31] = 0;
+  const std::vector<int32_t> positions = {5, 5, 70000};
+  const std::vector<float> factors = {1.0f, 1.25f, 0.5f};
+  Matrix plain(3, 64), table(3, 64);
+  const auto backend = Make(2);
+  backend->RopeTable(positions, inv_freq, 1.5f, {}, plain.tensor());
+  backend->RopeTable(positions, inv_freq, 1.5f, factors, table.tensor());
+  for (int64_t i = 0; i < 3; ++i) {
+    for (int64_t c = 0; c < 64; ++c) {
+      EXPECT_EQ(table.row(i)[c], plain.row(i)[c] * factors[i]) << i << ", " << c;
+    }
+  }
+  EXPECT_EQ(table.row(1)[31], 1.25f);
   EXPECT_TRUE(table.GuardsIntact());
 }
 
@@ -39,7 +58,7 @@ TEST_P(RopeTest, PairsOfFrequencyZeroStayAsTheyAre) {
   const std::vector<int32_t> positions = {0, 7, 131071};
   Matrix table(3, 64), x = Matrix::Normal(random_, 3, 2 * 64);
   const auto backend = Make(1);
-  backend->RopeTable(positions, inv_freq, 1.5f, table.tensor());
+  backend->RopeTable(positions, inv_freq, 1.5f, {}, table.tensor());
   const Matrix before = x;
   backend->Rope(x.tensor(), 64, table.tensor());
   for (int64_t i = 0; i < 3; ++i) {
@@ -61,7 +80,7 @@ TEST_P(RopeTest, EqualsTheReferenceForEveryHeadDimension) {
     for (int32_t& position : positions) position = static_cast<int32_t>(random_.Int(0, 200000));
     Matrix table(m, d);
     const auto backend = Make(3);
-    backend->RopeTable(positions, InverseFrequencies(d), 1.0f, table.tensor());
+    backend->RopeTable(positions, InverseFrequencies(d), 1.0f, {}, table.tensor());
     Matrix x = Matrix::Normal(random_, m, 5 * d);
     Matrix expected = x;
     backend->Rope(x.tensor(), d, table.tensor());
@@ -77,9 +96,9 @@ TEST_P(RopeTest, ScoresDependOnTheDistanceAlone) {
   auto score = [&](int32_t q_position, int32_t k_position) {
     Matrix table(1, 64), rotated_q = q, rotated_k = k;
     const std::vector<int32_t> q_at = {q_position}, k_at = {k_position};
-    backend->RopeTable(q_at, InverseFrequencies(64), 1.0f, table.tensor());
+    backend->RopeTable(q_at, InverseFrequencies(64), 1.0f, {}, table.tensor());
     backend->Rope(rotated_q.tensor(), 64, table.tensor());
-    backend->RopeTable(k_at, InverseFrequencies(64), 1.0f, table.tensor());
+    backend->RopeTable(k_at, InverseFrequencies(64), 1.0f, {}, table.tensor());
     backend->Rope(rotated_k.tensor(), 64, table.tensor());
     double sum = 0;
     for (int j = 0; j < 64; ++j) sum += double{rotated_q.row(0)[j]} * rotated_k.row(0)[j];
