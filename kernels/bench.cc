@@ -701,7 +701,7 @@ class Bench {
         row.top_p = kind.top_p;
         row.top_k = kind.top_k;
         row.top_logprobs = kind.top_logprobs;
-        row.random = static_cast<double>(random()) * 0x1p-32;
+        row.noise = random();
       }
       std::vector<SampledToken> sampled(num_rows);
       const double seconds = Time([&] { backend_->Sample(logits.tensor, rows, sampled.data()); });

@@ -19,7 +19,6 @@ void CheckSampleRow(const SampleRow& row, int64_t vocab) {
   WINNOW_CHECK(row.allowed.empty() || row.allowed.size() == AllowedWords(vocab));
   WINNOW_CHECK(row.temperature >= 0 && row.top_k >= 0);
   WINNOW_CHECK(row.top_p > 0 && row.top_p <= 1 && row.min_p >= 0 && row.min_p <= 1);
-  WINNOW_CHECK(row.random >= 0 && row.random < 1);
   WINNOW_CHECK(row.repetition_penalty > 0 && row.top_logprobs <= kMaxTopLogprobs);
   WINNOW_CHECK(row.given >= -1 && row.given < vocab);
 }

@@ -18,15 +18,15 @@
 //            weighs less than 2^-41 weighs nothing and is never drawn
 //   top-p    of what top-k left, the first in order of likelihood whose weight reaches p of all; never none
 //   min-p    of what is left then, those that weigh min_p at least
-//   draw     in order of ids: the first token with which more than `random` of the weight is passed
+//   draw     of what is left by the noise of row and token (token_noise.h): equal draws of rows that are nearly equal
 //
 // A row whose token is given has none of these steps: how likely that token was is all that is asked.
 //
 // Log-probabilities are of the row as the model gave it, before every step.
 //
 // A row's result has nothing to do with other rows, nor with how many threads or blocks share one: sums have
-// one order, or are of integers. Weights have float32's accuracy and may round otherwise on another backend:
-// where a sum is within 1e-6 of the mass of what decides, the token's neighbour may be drawn.
+// one order, or are of integers. Weights have float32's accuracy and may round otherwise on another backend: another token may
+// be drawn where its weight over its time is within 1e-6 of the largest one's, or top-p ends within 1e-6 of it.
 //
 // Reads 4 * vocab bytes per row.
 #ifndef WINNOW_KERNELS_SAMPLE_H_
@@ -58,7 +58,7 @@ struct SampleRow {
   int32_t top_k = 0;      // 0: off
   float top_p = 1;        // (0, 1]
   float min_p = 0;        // [0, 1]
-  double random = 0;      // [0, 1)
+  uint64_t noise = 0;     // 64 random bits of this place in this answer
   int32_t top_logprobs =
       -1;  // -1: no log-probability; else the token's and those of so many others,
            // kMaxTopLogprobs at most

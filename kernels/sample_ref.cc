@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "kernels/check.h"
+#include "kernels/token_noise.h"
 
 namespace winnow::kernels {
 namespace {
@@ -51,12 +52,14 @@ int32_t Chosen(std::span<const float> logits, std::span<const float> edited, con
   if (row.temperature == 0) {
     return static_cast<int32_t>(std::max_element(edited.begin(), edited.end()) - edited.begin());
   }
-  int32_t token = 0;
-  double passed = 0;
+  int32_t token = -1;
+  double best = 0;
   for (const SampleCandidate& c : SampleCandidatesRef(logits, row)) {
+    const double v = (TokenNoise(row.noise, static_cast<uint32_t>(c.token)) + 0.5) * 0x1p-32;
+    const double speed = c.probability / -std::log1p(-v);
+    if (speed <= best) continue;
+    best = speed;
     token = c.token;
-    passed += c.probability;
-    if (passed > row.random) break;
   }
   return token;
 }

@@ -4,7 +4,7 @@
 
 namespace winnow::engine {
 
-double CounterRandom(uint64_t seed, uint64_t index) {
+uint64_t CounterBits(uint64_t seed, uint64_t index) {
   std::array<uint32_t, 4> counter = {static_cast<uint32_t>(index),
                                      static_cast<uint32_t>(index >> 32), 0, 0};
   auto key0 = static_cast<uint32_t>(seed);
@@ -18,8 +18,11 @@ double CounterRandom(uint64_t seed, uint64_t index) {
     key0 += 0x9E3779B9;
     key1 += 0xBB67AE85;
   }
-  const uint64_t bits = uint64_t{counter[1]} << 32 | counter[0];
-  return static_cast<double>(bits >> 11) * 0x1p-53;
+  return uint64_t{counter[1]} << 32 | counter[0];
+}
+
+double CounterRandom(uint64_t seed, uint64_t index) {
+  return static_cast<double>(CounterBits(seed, index) >> 11) * 0x1p-53;
 }
 
 }  // namespace winnow::engine

@@ -6,8 +6,9 @@
 
 namespace winnow::engine {
 
-// Uniform in [0, 1), 53 bits: Philox4x32-10 (Salmon et al., SC 2011) with `seed` as its key and
-// `index` as its counter.
+// Philox4x32-10 (Salmon et al., SC 2011) with `seed` as its key and `index` as its counter.
+uint64_t CounterBits(uint64_t seed, uint64_t index);
+// Uniform in [0, 1): their first 53.
 double CounterRandom(uint64_t seed, uint64_t index);
 
 }  // namespace winnow::engine

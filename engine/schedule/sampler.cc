@@ -41,7 +41,7 @@ kernels::SampleRow MakeSampleRow(const Request& request, const TokenHistory& his
   row.top_k = options.top_k;
   row.top_p = options.top_p;
   row.min_p = options.min_p;
-  row.random = CounterRandom(options.seed, static_cast<uint64_t>(index));
+  row.noise = CounterBits(options.seed, static_cast<uint64_t>(index));
   row.top_logprobs = request.top_logprobs;
   return row;
 }

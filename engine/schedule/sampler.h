@@ -2,8 +2,8 @@
 // so far, become a row of kernels/sample.h, which says what is done with the logits and in which order. The
 // choosing itself is an operation of the backend.
 //
-// The draw uses one random number that depends on the seed and on the index of the token in its answer, and
-// on nothing else, so a request repeats exactly beside any other requests and across preemption.
+// The draw uses noise that depends on the seed and on the index of the token in its answer, and on nothing
+// else, so a request repeats exactly beside any other requests and across preemption.
 #ifndef WINNOW_ENGINE_SCHEDULE_SAMPLER_H_
 #define WINNOW_ENGINE_SCHEDULE_SAMPLER_H_
 

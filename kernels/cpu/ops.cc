@@ -34,6 +34,7 @@ namespace {
     .mass_cells = isa::MassCells, .mass_add = isa::MassAdd, .rerank_logits = isa::RerankLogits,   \
     .rerank_weights = isa::RerankWeights, .rerank_distances = isa::RerankDistances,               \
     .examine_logits = isa::ExamineLogits, .weigh_logits = isa::WeighLogits,                       \
+    .draw_tokens = isa::DrawTokens,                                                               \
   }
 constexpr CpuOps kScalar = WINNOW_CPU_OPS(scalar, "scalar", 4);
 constexpr CpuOps kAvx2 = WINNOW_CPU_OPS(avx2, "avx2", 4);

@@ -305,6 +305,14 @@ struct LogitWeighing {
 // sum, in an order that n fixes.
 using WeighLogitsFn = double(const LogitWeighing& call, const float* logits, int64_t n,
                              float* weights);
+// The token that leads in a draw (token_noise.h), and its weight over its time.
+struct DrawLead {
+  double speed = 0;
+  int32_t token = -1;
+};
+// Lets tokens [first, first + n) take part. weights[i] of token first + i.
+using DrawTokensFn = void(uint64_t noise, int32_t first, const float* weights, int64_t n,
+                          DrawLead* lead);
 
 // ---- bench ----
 // The exclusive-or of all 8-byte words. REQUIRES: data aligned to 64, whole cache lines.
@@ -361,6 +369,7 @@ struct CpuOps {
   RerankDistancesFn* rerank_distances;
   ExamineLogitsFn* examine_logits;
   WeighLogitsFn* weigh_logits;
+  DrawTokensFn* draw_tokens;
 };
 
 #define WINNOW_DECLARE_CPU_OPS(isa)            \
@@ -408,6 +417,7 @@ struct CpuOps {
   RerankDistancesFn RerankDistances;           \
   ExamineLogitsFn ExamineLogits;               \
   WeighLogitsFn WeighLogits;                   \
+  DrawTokensFn DrawTokens;                     \
   }
 WINNOW_DECLARE_CPU_OPS(scalar)
 WINNOW_DECLARE_CPU_OPS(avx2)

@@ -8,10 +8,10 @@
 #include <cfloat>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/token_noise.h"
 
 namespace winnow::kernels {
 namespace {
@@ -177,15 +177,13 @@ int32_t CpuBackend::Draw(std::span<const float> logits, float max, const SampleR
   const bool cuts_k = row.top_k > 0 && row.top_k < size;
   const bool cuts_p = row.top_p < 1;
   double all = 0;  // what top-p is a share of
-  // Weights of chunks, where all are needed.
-  work.buckets.clear();
-  if (!cuts_k && (cuts_p || row.min_p == 0)) {
+  if (!cuts_k && cuts_p) {
     for (int64_t first = 0; first < size; first += kChunk) {
-      work.buckets.push_back(ops_.weigh_logits(weighing, logits.data() + first,
-                                               std::min(kChunk, size - first), nullptr));
-      all += work.buckets.back();
+      all += ops_.weigh_logits(weighing, logits.data() + first, std::min(kChunk, size - first),
+                               nullptr);
     }
   }
+  DrawLead lead;
   if (cuts_k) {
     CollectMostLikely(logits, work.strips, row.top_k, work.ordered, work.tokens);
     std::sort(work.tokens.begin(), work.tokens.end());
@@ -197,26 +195,13 @@ int32_t CpuBackend::Draw(std::span<const float> logits, float max, const SampleR
       least = std::max(least, 0.99 * (1 - double{row.top_p}) * all / static_cast<double>(size));
     Collect(logits, work.strips, BoundOf(max, row.temperature, least), work.tokens);
   } else {
-    double target = row.random * all;
-    size_t chunk = 0;
-    while (chunk + 1 < work.buckets.size() && work.buckets[chunk] <= target) {
-      target -= work.buckets[chunk++];
-    }
-    const auto first = static_cast<int64_t>(chunk) * kChunk;
-    const int64_t count = std::min(kChunk, size - first);
     work.weights.resize(kChunk);
-    ops_.weigh_logits(weighing, logits.data() + first, count, work.weights.data());
-    int32_t drawn = -1;
-    double passed = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      if (work.weights[i] == 0) continue;
-      drawn = static_cast<int32_t>(first + i);
-      passed += work.weights[i];
-      if (passed > target) break;
+    for (int64_t first = 0; first < size; first += kChunk) {
+      const int64_t count = std::min(kChunk, size - first);
+      ops_.weigh_logits(weighing, logits.data() + first, count, work.weights.data());
+      ops_.draw_tokens(row.noise, static_cast<int32_t>(first), work.weights.data(), count, &lead);
     }
-    if (drawn >= 0) return drawn;
-    // The last chunk may weigh nothing, and rounding have led there.
-    return static_cast<int32_t>(std::find(logits.begin(), logits.end(), max) - logits.begin());
+    return lead.token;
   }
 
   work.logits.resize(work.tokens.size());
@@ -231,13 +216,15 @@ int32_t CpuBackend::Draw(std::span<const float> logits, float max, const SampleR
   // What min-p cuts, and what has vanished, which no rounding may draw.
   const double least = std::max(kLeast / 2, double{row.min_p});
   Keep(work.tokens, work.weights, [&](size_t i) { return work.weights[i] >= least; });
-  const double target = row.random * std::accumulate(work.weights.begin(), work.weights.end(), 0.0);
-  double passed = 0;
-  for (size_t i = 0; i + 1 < work.tokens.size(); ++i) {
-    passed += work.weights[i];
-    if (passed > target) return work.tokens[i];
+  for (size_t i = 0; i < work.tokens.size(); ++i) {
+    const int32_t token = work.tokens[i];
+    const double weight = work.weights[i];
+    const double v = (TokenNoise(row.noise, static_cast<uint32_t>(token)) + 0.5) * 0x1p-32;
+    if (weight <= lead.speed * v) continue;  // a time is at least its v
+    const double speed = weight / -std::log1p(-v);
+    if (speed > lead.speed) lead = {speed, token};
   }
-  return work.tokens.back();
+  return lead.token;
 }
 
 SampledToken CpuBackend::SampleOne(std::span<float> logits, const SampleRow& row,

@@ -1,6 +1,9 @@
 // See kernels/sample.h. Compiled by sample_{scalar,avx2,avx512}.cc.
+#include <cmath>
+
 #include "kernels/cpu/exp2_impl.h"
 #include "kernels/cpu/ops.h"
+#include "kernels/token_noise.h"
 
 namespace winnow::kernels::WINNOW_ISA {
 namespace {
@@ -65,6 +68,34 @@ double WeighLogits(const LogitWeighing& call, const float* logits, int64_t n, fl
   double all = 0;
   for (int lane = 0; lane < Vec::kLanes; ++lane) all += double{sums[lane]} + double{losses[lane]};
   return all;
+}
+
+// A time is at least its v, and that at least its leading 24 bits: most tokens weigh too little to lead even so, and have
+// no logarithm made. The compiler makes vectors of the loop over a strip.
+void DrawTokens(uint64_t noise, int32_t first, const float* weights, int64_t n, DrawLead* lead) {
+  constexpr int kStrip = 64;
+  constexpr float kUnit = 0x1p-24f * (1 - 0x1p-20f);  // less than it is, for the rounding
+  for (int64_t begin = 0; begin < n; begin += kStrip) {
+    const int count = n - begin < kStrip ? static_cast<int>(n - begin) : kStrip;
+    float strip[kStrip] = {};
+    for (int i = 0; i < count; ++i) strip[i] = weights[begin + i];
+    const auto token = static_cast<uint32_t>(first + begin);
+    const auto least = static_cast<float>(lead->speed) * kUnit;
+    float needed[kStrip];
+    int may_lead = 0;
+    for (int i = 0; i < kStrip; ++i) {
+      const auto leading = static_cast<int32_t>(TokenNoise(noise, token + i) >> 8);
+      needed[i] = least * static_cast<float>(leading);
+      may_lead |= strip[i] > needed[i];
+    }
+    if (may_lead == 0) continue;
+    for (int i = 0; i < count; ++i) {
+      if (!(strip[i] > needed[i])) continue;
+      const double v = (TokenNoise(noise, token + i) + 0.5) * 0x1p-32;
+      const double speed = strip[i] / -std::log1p(-v);
+      if (speed > lead->speed) *lead = {speed, static_cast<int32_t>(token + i)};
+    }
+  }
 }
 
 }  // namespace winnow::kernels::WINNOW_ISA

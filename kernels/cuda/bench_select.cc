@@ -414,7 +414,7 @@ void BenchSample(Bench& bench) {
         row.top_k = kind.top_k;
         row.top_p = kind.top_p;
         row.top_logprobs = kind.top_logprobs;
-        row.random = static_cast<double>(HostRandom() >> 11) * 0x1p-53;
+        row.noise = HostRandom();
       }
       const Memory<DeviceSampleRow> rows(rows_host);
       Memory<SampledToken> results(num_rows);

@@ -19,7 +19,7 @@ void CudaBackend::Sample(const Tensor& logits, std::span<const SampleRow> rows,
         {Stage(row.edits), Stage(row.masked), row.allowed.empty() ? nullptr : Stage(row.allowed),
          static_cast<int32_t>(row.edits.size()), static_cast<int32_t>(row.masked.size()),
          row.repetition_penalty, row.presence_penalty, row.frequency_penalty, row.temperature,
-         row.top_k, row.top_p, row.min_p, row.top_logprobs, row.random, row.given});
+         row.top_k, row.top_p, row.min_p, row.top_logprobs, row.noise, row.given});
   }
   const DeviceSampleRow* on_device = Stage(std::span<const DeviceSampleRow>(sample_rows_));
   const SampleShape shape{static_cast<int32_t>(rows.size()), static_cast<int32_t>(logits.cols)};

@@ -29,6 +29,17 @@
 //             whole, two tiles of rows                              35.6, 29.3, 148.0,  99.0
 //   32 rows   FewRowsKernel (matmul.cu)                             20.6, 13.5,  84.0,  43.1
 //             split, or whole for gate_up                           24.8, 21.2,  84.3,  53.5
+// and on an H200 (2026-11-29; a plain read of W: 11.0, 7.3, 51, 25.6), where blocks all begin and end at the same time, and HBM waits:
+//   64 rows   as it is                                              19.8, 16.1,  65.5,  41.0
+//             W's next copy asked for before the instructions end   19.7, 16.1,  64.5,  40.1
+//             two stages' instructions on their way, W twice in registers   19.2, 16.1, 64.3, 40.6: a step 9.47 ms as before (9.49)
+//             the same with three stages                            19.6, 16.2,  63.9,  40.8: not what is on its way bounds it
+//             x copied to the blocks of two tiles by halves         19.5, 17.3,  65.2,  43.3
+//             (to see) no x 19.3, 15.4, 64.3, 37.5; nothing multiplied 19.3, 14.4, 63.5, 33.0; neither 18.8, 14.0, 63.0, 32.4;
+//             sums not sent 16.4, 13.3, 65.4, 35.6
+//   128 rows  as it is                                              27.4, 16.8,  73.3,  37.7
+//             two stages' instructions on their way                 26.4, 16.4,  73.8,  37.5: a step 14.72 ms as before (14.72)
+//             x copied to the blocks of two tiles by halves         26.5, 26.9,  77.5,  67.3
 //
 // compute-sanitizer's racecheck reports copies of W into a stage against the reads of the warps that used it before, of the
 // kernel whose warps share what they copy. Those reads are over by then: a warp arrives after it has waited for the matrix

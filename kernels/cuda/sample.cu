@@ -11,6 +11,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/sample.h"
 #include "kernels/cuda/sample_row.cuh"
+#include "kernels/token_noise.h"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -163,17 +164,19 @@ __global__ void __launch_bounds__(kThreads, 1) SampleKernel(const __grid_constan
       });
     }
     const auto least = static_cast<uint64_t>(ceil(static_cast<double>(row.min_p) * 0x1p40));
-    const double random = row.random;
-    token = r.FindInOrder(
-        [&](float logit, int32_t id) -> uint64_t {
-          if (!edge.Keeps(KeyOf(logit), id)) return 0;
-          const uint64_t weight = weigh(logit);
-          return weight >= least ? weight : 0;
-        },
-        [random](uint64_t sum) {
-          const auto target = static_cast<uint64_t>(random * static_cast<double>(sum));
-          return target < sum ? target : sum - 1;
-        });
+    uint64_t lead = 0;
+    r.Each([&](bool inside, int32_t i, float logit) {
+      const int32_t id = first + i;
+      if (!inside || !edge.Keeps(KeyOf(logit), id)) return;
+      const uint64_t weight = weigh(logit);
+      if (weight == 0 || weight < least) return;
+      const float v =
+          (static_cast<float>(TokenNoise(row.noise, static_cast<uint32_t>(id))) + 0.5f) * 0x1p-32f;
+      const float speed = static_cast<float>(weight) / -log1pf(-v);
+      const uint64_t mine = r.Pack(__float_as_uint(speed), id);
+      lead = mine > lead ? mine : lead;
+    });
+    token = static_cast<int32_t>(~static_cast<uint32_t>(r.Max(lead)));
   }
 
   if (part == 0 && threadIdx.x < 32) {

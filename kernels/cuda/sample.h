@@ -30,7 +30,7 @@ struct DeviceSampleRow {
   int32_t top_k = 0;
   float top_p = 1, min_p = 0;
   int32_t top_logprobs = -1;
-  double random = 0;
+  uint64_t noise = 0;
   int32_t given = -1;
 };
 

@@ -33,7 +33,7 @@ class CudaSampleTest : public CudaTest {
                            static_cast<int32_t>(row.edits.size()),
                            static_cast<int32_t>(row.masked.size()), row.repetition_penalty,
                            row.presence_penalty, row.frequency_penalty, row.temperature, row.top_k,
-                           row.top_p, row.min_p, row.top_logprobs, row.random, row.given});
+                           row.top_p, row.min_p, row.top_logprobs, row.noise, row.given});
     }
     const DeviceArray<DeviceSampleRow> descriptors(on_device);
     const DeviceArray<SampledToken> results(count);
@@ -122,7 +122,7 @@ TEST_F(CudaSampleTest, EqualsAreTakenInTheOrderOfIds) {
     for (size_t i = 0; i < rows.size(); ++i) {
       rows[i].temperature = i == 0 ? 0.0f : 1.0f;
       rows[i].top_logprobs = static_cast<int32_t>(3 * i % 33);
-      rows[i].random = static_cast<double>(i) / 12;
+      rows[i].noise = i;
       if (i % 3 == 1)
         rows[i].top_k = static_cast<int32_t>(1 + vocab * static_cast<int64_t>(i) / 13);
       if (i % 3 == 2) rows[i].top_p = 0.08f * static_cast<float>(i);

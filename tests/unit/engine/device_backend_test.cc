@@ -178,7 +178,7 @@ TEST_F(DeviceBackendTest, TokensAreThoseOfTheLogitsOnAnyDevice) {
   std::vector<kernels::SampleRow> rows(2);
   rows[0].top_logprobs = 3;
   rows[1].temperature = 1;
-  rows[1].random = 0.6;
+  rows[1].noise = 6;
   rows[1].top_logprobs = 0;
   std::vector<kernels::SampledToken> of_cpu(2), of_device(2);
   ASSERT_TRUE(on_cpu->Sample(batch, rows, of_cpu).ok());

@@ -88,7 +88,7 @@ TEST(DraftTest, RowsAreDrawnAsThoseOfTheirPlace) {
   for (int32_t i = 0; i < 4; ++i) {
     if (i > 0) history.AddGenerated(draft.tokens()[i]);
     const kernels::SampleRow alone = MakeSampleRow(request, history, 5 + i);
-    EXPECT_EQ(rows[i].random, alone.random);
+    EXPECT_EQ(rows[i].noise, alone.noise);
     EXPECT_EQ(rows[i].masked.size(), i < 2 ? 1u : 0u);
     EXPECT_EQ(rows[i].masked.size(), alone.masked.size());
     EXPECT_EQ(rows[i].top_logprobs, 3);

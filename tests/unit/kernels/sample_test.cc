@@ -1,8 +1,11 @@
 #include "kernels/sample.h"
 
+#include <bit>
 #include <cmath>
 #include <limits>
+#include <set>
 
+#include "kernels/token_noise.h"
 #include "tests/unit/kernels/sample_testing.h"
 
 namespace winnow::kernels {
@@ -87,17 +90,27 @@ TEST(SampleRefTest, FiltersCutOneAfterTheOther) {
   EXPECT_EQ(DrawnFrom({-3 * ln2, -ln2, -2 * ln2, -3 * ln2}, row), (Tokens{1, 2}));
 }
 
-TEST(SampleRefTest, TheDrawPassesIdsInOrder) {
+TEST(SampleRefTest, TheDrawIsBetweenTheTokensThatAreLeftAndNoOthers) {
   AnySampleRow row;
   row.temperature = 1;
-  for (int i = 0; i < 8; ++i) {
-    row.random = (i + 0.5) / 8;
-    EXPECT_EQ(Sampled({0, 0, 0, 0}, row).token, i / 2);
+  const std::vector<float> logits = {0.3f, -1.0f, 0.5f, 0.0f, 1.5f, -0.2f};
+  int others = 0;
+  for (row.noise = 0; row.noise < 200; ++row.noise) {
+    row.masked.clear();
+    const int32_t drawn = Sampled(logits, row).token;
+    EXPECT_EQ(Sampled({100.3f, 99.0f, 100.5f, 100.0f, 101.5f, 99.8f}, row).token, drawn);
+    // Whoever was not drawn may as well not be there.
+    for (int32_t t = 0; t < 6; ++t) {
+      row.masked = {t};
+      const int32_t without = Sampled(logits, row).token;
+      EXPECT_TRUE(t == drawn ? without != drawn : without == drawn) << row.noise << ", " << t;
+    }
+    others += drawn != 4 ? 1 : 0;
+    row.masked.clear();
+    EXPECT_EQ(Sampled({-200, 0}, row).token, 1) << "what weighs nothing is never drawn";
+    EXPECT_EQ(Sampled({0, -200}, row).token, 0);
   }
-  row.random = 0;
-  EXPECT_EQ(Sampled({-200, 0}, row).token, 1) << "what weighs nothing is never drawn";
-  row.random = 1 - 0x1p-53;
-  EXPECT_EQ(Sampled({0, -200}, row).token, 0);
+  EXPECT_GT(others, 60);
 }
 
 TEST(SampleRefTest, AGivenTokenIsRatedAsTheRowCame) {
@@ -118,6 +131,31 @@ TEST(SampleRefTest, AGivenTokenIsRatedAsTheRowCame) {
   EXPECT_EQ(Sampled({0, 1, 0, 0}, row).rank, 1);
   row.given = -1;
   EXPECT_EQ(Sampled({0, 1, 0, 0}, row).rank, 0) << "of a drawn one nobody asks";
+}
+
+// Each bit of noise and token changes half of the bits, and no two tokens have the same.
+TEST(TokenNoiseTest, HangsOnEveryBitOfBoth) {
+  Random random;
+  SCOPED_TRACE(testing::Message() << "seed " << random.seed());
+  constexpr int kSamples = 4'000;
+  std::vector<int> changed(96, 0);
+  for (int i = 0; i < kSamples; ++i) {
+    const auto noise = static_cast<uint64_t>(random.Int(INT64_MIN, INT64_MAX));
+    const auto token = static_cast<uint32_t>(random.Int(0, 200'000));
+    const uint32_t bits = TokenNoise(noise, token);
+    for (int bit = 0; bit < 64; ++bit) {
+      changed[bit] += std::popcount(bits ^ TokenNoise(noise ^ uint64_t{1} << bit, token));
+    }
+    for (int bit = 0; bit < 32; ++bit) {
+      changed[64 + bit] += std::popcount(bits ^ TokenNoise(noise, token ^ 1u << bit));
+    }
+  }
+  for (size_t bit = 0; bit < changed.size(); ++bit) {
+    EXPECT_NEAR(changed[bit] / static_cast<double>(kSamples), 16.0, 0.5) << "bit " << bit;
+  }
+  std::set<uint32_t> all;
+  for (uint32_t token = 0; token < 50'000; ++token) all.insert(TokenNoise(random.seed(), token));
+  EXPECT_EQ(all.size(), 50'000u);
 }
 
 class SampleTest : public EachIsa {
@@ -198,6 +236,7 @@ TEST_P(SampleTest, DrawsFollowTheProbabilities) {
   const std::vector<double> expected = {0.5, 0.3, 0.15, 0.05};
   const auto backend = Make(1);
   constexpr int kDraws = 4'000;
+  constexpr double kDeviations = 4.5;  // the noise below is always the same
   for (const float top_p : {1.0f, 0.9999999f}) {
     std::vector<int> counts(4, 0);
     Matrix logits(1, 4);
@@ -206,10 +245,44 @@ TEST_P(SampleTest, DrawsFollowTheProbabilities) {
     row.temperature = 1;
     row.top_p = top_p;
     for (int i = 0; i < kDraws; ++i) {
-      row.random = (i + 0.5) / kDraws;  // evenly, so the counts are the probabilities
+      row.noise = static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15u;
       ++counts[Run(*backend, logits, {row})[0].token];
     }
-    for (int i = 0; i < 4; ++i) EXPECT_NEAR(counts[i], kDraws * expected[i], 1.01) << i;
+    for (int i = 0; i < 4; ++i) {
+      const double deviation = std::sqrt(kDraws * expected[i] * (1 - expected[i]));
+      EXPECT_NEAR(counts[i], kDraws * expected[i], kDeviations * deviation) << i;
+    }
+  }
+}
+
+// A draft's logits are nearly its verification's: what they draw is nearly always the same, however many tokens there are.
+TEST_P(SampleTest, RowsThatAreNearlyEqualDrawTheSame) {
+  SCOPED_TRACE(Seed());
+  const auto backend = Make(2);
+  constexpr int64_t kVocab = 20'000;
+  constexpr int kDraws = 300;
+  for (const float deviation : {0.02f, 0.2f}) {
+    Matrix logits(2, kVocab);
+    std::vector<double> weights[2];
+    double sums[2] = {}, distance = 0;
+    for (int64_t i = 0; i < kVocab; ++i) {
+      logits.row(0)[i] = random_.Normal(2.0f);
+      logits.row(1)[i] = logits.row(0)[i] + random_.Normal(deviation);
+      for (int r : {0, 1}) sums[r] += weights[r].emplace_back(std::exp(logits.row(r)[i]));
+    }
+    for (int64_t i = 0; i < kVocab; ++i) {
+      distance += std::abs(weights[0][i] / sums[0] - weights[1][i] / sums[1]) / 2;
+    }
+    std::vector<AnySampleRow> rows(2);
+    rows[0].temperature = rows[1].temperature = 1;
+    int apart = 0;
+    for (int i = 0; i < kDraws; ++i) {
+      rows[0].noise = rows[1].noise = static_cast<uint64_t>(random_.Int(INT64_MIN, INT64_MAX));
+      const auto sampled = Run(*backend, logits, rows);
+      apart += sampled[0].token != sampled[1].token ? 1 : 0;
+    }
+    const double bound = 2 * distance / (1 + distance);
+    EXPECT_LE(apart, kDraws * bound + 5 * std::sqrt(kDraws * bound)) << "distance " << distance;
   }
 }
 

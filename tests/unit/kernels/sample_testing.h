@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/sample.h"
+#include "kernels/token_noise.h"
 #include "tests/unit/kernels/kernel_testing.h"
 
 namespace winnow::kernels {
@@ -25,7 +26,7 @@ struct AnySampleRow {
   float temperature = 0;
   int32_t top_k = 0;
   float top_p = 1, min_p = 0;
-  double random = 0;
+  uint64_t noise = 0;
   int32_t top_logprobs = -1;
   int32_t given = -1;
 
@@ -40,7 +41,7 @@ struct AnySampleRow {
             top_k,
             top_p,
             min_p,
-            random,
+            noise,
             top_logprobs,
             given};
   }
@@ -57,8 +58,7 @@ struct AnySampleRow {
     }
     if (random.Int(0, 1) == 0) row.top_p = static_cast<float>(random.Int(1, 999)) / 1000.0f;
     if (random.Int(0, 3) == 0) row.min_p = static_cast<float>(random.Int(1, 200)) / 200.0f;
-    row.random = static_cast<double>(random.Int(0, (int64_t{1} << 53) - 1)) * 0x1p-53;
-    if (random.Int(0, 9) == 0) row.random = random.Int(0, 1) == 0 ? 0.0 : 1 - 0x1p-53;
+    row.noise = static_cast<uint64_t>(random.Int(INT64_MIN, INT64_MAX));
     if (random.Int(0, 2) > 0) {
       row.top_logprobs = static_cast<int32_t>(random.Int(0, kMaxTopLogprobs));
     }
@@ -101,7 +101,7 @@ inline std::ostream& operator<<(std::ostream& out, const AnySampleRow& row) {
   return out << row.edits.size() << " edits, " << row.masked.size() << " masked, "
              << (row.allowed.empty() ? "all" : "some") << " allowed, temperature "
              << row.temperature << ", top_k " << row.top_k << ", top_p " << row.top_p << ", min_p "
-             << row.min_p << ", random " << row.random << ", top_logprobs " << row.top_logprobs
+             << row.min_p << ", noise " << row.noise << ", top_logprobs " << row.top_logprobs
              << ", given " << row.given;
 }
 
@@ -146,8 +146,8 @@ inline void FillLogits(Random& random, std::span<float> row) {
   }
 }
 
-// Whether a backend may draw `token`, where rounding may decide what is within 1e-6 of a limit: the tokens at
-// the end of top-p, those that weigh min_p, and the random number.
+// Whether a backend may draw `token`, where rounding may decide: tokens within 1e-6 of the end of top-p or of what min_p leaves,
+// and those that are as fast as the fastest but for the rounding of weights, on a GPU to multiples of 2^-40.
 inline bool MayBeDrawn(std::span<const float> logits, const AnySampleRow& any, int32_t token) {
   constexpr double kNear = 1e-6;
   // What is surely drawn from, and what may be.
@@ -160,22 +160,18 @@ inline bool MayBeDrawn(std::span<const float> logits, const AnySampleRow& any, i
   permissive.min_p = static_cast<float>(any.min_p * (1 - 4 * kNear));
   std::set<int32_t> sure;
   for (const SampleCandidate& c : SampleCandidatesRef(logits, strict.row())) sure.insert(c.token);
-  double own = 0;
-  double least_before = 0, most_before = 0, least_after = 0, most_after = 0;
-  for (const SampleCandidate& c : SampleCandidatesRef(logits, permissive.row())) {
-    const double if_sure = sure.contains(c.token) ? c.probability : 0;
-    if (c.token == token) {
-      own = c.probability;
-    } else if (c.token < token) {
-      least_before += if_sure;
-      most_before += c.probability;
-    } else {
-      least_after += if_sure;
-      most_after += c.probability;
-    }
+  const std::vector<SampleCandidate> all = SampleCandidatesRef(logits, permissive.row());
+  double largest = 0;
+  for (const SampleCandidate& c : all) largest = std::max(largest, c.probability);
+  double own = 0, least = 0;  // the token's speed at most, and the fastest one's at least
+  for (const SampleCandidate& c : all) {
+    const double v = (TokenNoise(any.noise, static_cast<uint32_t>(c.token)) + 0.5) * 0x1p-32;
+    const double speed = c.probability / -std::log1p(-v);
+    const double rounding = 4 * kNear + 0x1p-40 * largest / c.probability;
+    if (c.token == token) own = speed * (1 + rounding);
+    if (sure.contains(c.token)) least = std::max(least, speed * (1 - rounding));
   }
-  return own > 0 && any.random >= least_before / (least_before + own + most_after) - kNear &&
-         any.random < (most_before + own) / (most_before + own + least_after) + kNear;
+  return own > 0 && own >= least;
 }
 
 inline void ExpectSampled(const Matrix& all, int64_t index, const AnySampleRow& any,
