@@ -184,9 +184,8 @@ class Decoder final : public Model {
   struct Rotation {
     RopeParameters rope;
     QueryScaling query_scaling = {};
-    kernels::Tensor
-        q_cos_sin = {},
-        cos_sin = {};  // [T][d], of queries and of keys; one table where queries are not scaled
+    kernels::Tensor cos_sin = {};    // [T][d], of keys
+    kernels::Tensor q_cos_sin = {};  // [T][d], of queries; the same table where they are not scaled
   };
   const Rotation& RotationOf(int32_t layer) const;
 
