@@ -261,7 +261,7 @@ TEST(ModelConfigTest, Ministral3ScalesQueries) {
 TEST(ModelConfigTest, TheTextPartOfAWholeIsTheModel) {
   json part = Ministral3();
   part.erase("architectures");
-  part["torch_dtype"] = "float32";  // of the class that made it, not of the file
+  part["dtype"] = "float32";  // of the class that made it, not of the file
   part["tie_word_embeddings"] = false;
   json whole = {
       {"architectures", {"Mistral3ForConditionalGeneration"}},
