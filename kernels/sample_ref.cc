@@ -55,8 +55,8 @@ int32_t Chosen(std::span<const float> logits, std::span<const float> edited, con
   int32_t token = -1;
   double best = 0;
   for (const SampleCandidate& c : SampleCandidatesRef(logits, row)) {
-    const double v = (TokenNoise(row.noise, static_cast<uint32_t>(c.token)) + 0.5) * 0x1p-32;
-    const double speed = c.probability / -std::log1p(-v);
+    const double speed =
+        c.probability / DrawTime(DrawShare(row.noise, static_cast<uint32_t>(c.token)));
     if (speed <= best) continue;
     best = speed;
     token = c.token;

@@ -219,9 +219,9 @@ int32_t CpuBackend::Draw(std::span<const float> logits, float max, const SampleR
   for (size_t i = 0; i < work.tokens.size(); ++i) {
     const int32_t token = work.tokens[i];
     const double weight = work.weights[i];
-    const double v = (TokenNoise(row.noise, static_cast<uint32_t>(token)) + 0.5) * 0x1p-32;
-    if (weight <= lead.speed * v) continue;  // a time is at least its v
-    const double speed = weight / -std::log1p(-v);
+    const double share = DrawShare(row.noise, static_cast<uint32_t>(token));
+    if (weight <= lead.speed * share) continue;
+    const double speed = weight / DrawTime(share);
     if (speed > lead.speed) lead = {speed, token};
   }
   return lead.token;

@@ -1,6 +1,4 @@
 // See kernels/sample.h. Compiled by sample_{scalar,avx2,avx512}.cc.
-#include <cmath>
-
 #include "kernels/cpu/exp2_impl.h"
 #include "kernels/cpu/ops.h"
 #include "kernels/token_noise.h"
@@ -70,8 +68,8 @@ double WeighLogits(const LogitWeighing& call, const float* logits, int64_t n, fl
   return all;
 }
 
-// A time is at least its v, and that at least its leading 24 bits: most tokens weigh too little to lead even so, and have
-// no logarithm made. The compiler makes vectors of the loop over a strip.
+// A time is at least its share, and that at least its leading 24 bits: most tokens weigh too little to lead even so, and
+// have no logarithm made. The compiler makes vectors of the loop over a strip.
 void DrawTokens(uint64_t noise, int32_t first, const float* weights, int64_t n, DrawLead* lead) {
   constexpr int kStrip = 64;
   constexpr float kUnit = 0x1p-24f * (1 - 0x1p-20f);  // less than it is, for the rounding
@@ -91,8 +89,7 @@ void DrawTokens(uint64_t noise, int32_t first, const float* weights, int64_t n, 
     if (may_lead == 0) continue;
     for (int i = 0; i < count; ++i) {
       if (!(strip[i] > needed[i])) continue;
-      const double v = (TokenNoise(noise, token + i) + 0.5) * 0x1p-32;
-      const double speed = strip[i] / -std::log1p(-v);
+      const double speed = strip[i] / DrawTime(DrawShare(noise, token + i));
       if (speed > lead->speed) *lead = {speed, static_cast<int32_t>(token + i)};
     }
   }

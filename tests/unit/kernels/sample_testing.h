@@ -165,8 +165,8 @@ inline bool MayBeDrawn(std::span<const float> logits, const AnySampleRow& any, i
   for (const SampleCandidate& c : all) largest = std::max(largest, c.probability);
   double own = 0, least = 0;  // the token's speed at most, and the fastest one's at least
   for (const SampleCandidate& c : all) {
-    const double v = (TokenNoise(any.noise, static_cast<uint32_t>(c.token)) + 0.5) * 0x1p-32;
-    const double speed = c.probability / -std::log1p(-v);
+    const double speed =
+        c.probability / DrawTime(DrawShare(any.noise, static_cast<uint32_t>(c.token)));
     const double rounding = 4 * kNear + 0x1p-40 * largest / c.probability;
     if (c.token == token) own = speed * (1 + rounding);
     if (sure.contains(c.token)) least = std::max(least, speed * (1 - rounding));
