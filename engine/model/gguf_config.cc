@@ -53,7 +53,7 @@ constexpr std::string_view kKnownKeys[] = {
 // Those of Granite's.
 constexpr std::string_view kMultiplierKeys[] = {"embedding_scale", "residual_scale", "logit_scale"};
 
-// Those of families that scale queries.
+// Keys of families that scale queries.
 constexpr std::string_view kQueryScalingKeys[] = {"attention.temperature_scale",
                                                   "attention.temperature_length",
                                                   "rope.scaling.yarn_log_multiplier"};
@@ -193,6 +193,10 @@ void ReadExperts(const ArchitectureKeys& of, const ModelFamily& family, ModelCon
   }
 }
 
+bool Contains(std::span<const std::string_view> keys, std::string_view key) {
+  return std::find(keys.begin(), keys.end(), key) != keys.end();
+}
+
 // Whether a key's value says that what it is about is not there.
 bool IsOff(const GgufValue& value) {
   return value.Integer() == 0 || value.Float() == 0.0 || value.Bool() == false;
@@ -204,19 +208,9 @@ void RefuseWhatIsLacking(const ArchitectureKeys& of, const ModelFamily& family,
   for (const GgufValue& value : contents.values()) {
     if (!value.key.starts_with(of.prefix())) continue;
     const std::string_view key = value.key.substr(of.prefix().size());
-    if (std::find(std::begin(kKnownKeys), std::end(kKnownKeys), key) != std::end(kKnownKeys))
-      continue;
-    if (family.has_multipliers && std::find(std::begin(kMultiplierKeys), std::end(kMultiplierKeys),
-                                            key) != std::end(kMultiplierKeys)) {
-      continue;
-    }
-    if (family.scales_queries &&
-        std::find(std::begin(kQueryScalingKeys), std::end(kQueryScalingKeys), key) !=
-            std::end(kQueryScalingKeys)) {
-      continue;
-    }
-    if (family.experts != nullptr &&
-        std::find(std::begin(kExpertKeys), std::end(kExpertKeys), key) != std::end(kExpertKeys)) {
+    if (Contains(kKnownKeys, key) || (family.has_multipliers && Contains(kMultiplierKeys, key)) ||
+        (family.scales_queries && Contains(kQueryScalingKeys, key)) ||
+        (family.experts != nullptr && Contains(kExpertKeys, key))) {
       continue;
     }
     if (!IsOff(value)) {
@@ -260,7 +254,7 @@ void ReadMultipliers(const ArchitectureKeys& of, const ModelFamily& family, Mode
   config.logits_scaling = keys.Number(of("logit_scale"), {}, kMultiplierMin, kMultiplierMax);
 }
 
-// Ministral 3's, of the length that yarn starts from. REQUIRES: the scaling of RoPE is read.
+// Reads Ministral 3's scaling, of the length that yarn starts from. REQUIRES: the scaling of RoPE is read.
 void ReadQueryScaling(const ArchitectureKeys& of, const ModelFamily& family, ModelConfig& config) {
   if (!family.scales_queries) return;
   GgufKeys& keys = of.keys();

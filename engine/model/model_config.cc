@@ -323,9 +323,9 @@ constexpr std::array<std::string_view, 16> kRopeKeys = {
     "high_freq_factor", "mscale",
     "mscale_all_dim",   "truncate"};
 
-// Those of families that scale queries. The second is what the reference fills the object up with.
-constexpr std::string_view kQueryScalingKey = "llama_4_scaling_beta";
-constexpr std::string_view kQueryScalingKeys[] = {kQueryScalingKey, "max_position_embeddings"};
+// Keys of families that scale queries. The second says nothing: the reference fills the object up with it.
+constexpr std::string_view kQueryScalingKey = "llama_4_scaling_beta",
+                           kFilledUpKey = "max_position_embeddings";
 
 // The part of each head that rotates. `absent`: the share where the key is not there.
 double ReadPartialRotary(JsonKeys& keys, const ModelFamily& family, double absent,
@@ -455,11 +455,8 @@ void ReadRope(JsonKeys& keys, const Json& json, const ModelFamily& family, std::
   JsonKeys rope_keys(object, name, Concat(key, "."));
   for (const auto& [rope_key, value] : object.items()) {
     if (std::find(kRopeKeys.begin(), kRopeKeys.end(), rope_key) != kRopeKeys.end()) continue;
-    if (family.scales_queries &&
-        std::find(std::begin(kQueryScalingKeys), std::end(kQueryScalingKeys), rope_key) !=
-            std::end(kQueryScalingKeys)) {
+    if (family.scales_queries && (rope_key == kQueryScalingKey || rope_key == kFilledUpKey))
       continue;
-    }
     rope_keys.Fail(kUnimplemented, ShortDump(rope_key), "winnow does not know this key");
   }
   config.ropes[0].theta =
@@ -696,7 +693,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
   ReadExperts(keys, *family, config);
   ReadMultipliers(keys, *family, config);
   ReadRope(keys, json, *family, config_name, config);
-  // Here it is the part's: wholes are written with a default that says nothing.
+  // The part's counts first: wholes are written with a default that says nothing.
   constexpr std::string_view kTied = "tie_word_embeddings";
   config.tie_word_embeddings =
       keys.Bool(kTied, text != nullptr ? whole_keys.Bool(kTied, false) : family->tied_absent);
