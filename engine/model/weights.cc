@@ -137,7 +137,7 @@ std::string NameInModel(std::string_view name, const ModelConfig& config) {
   if (!config.is_text_part) {
     return config.tie_word_embeddings && name == kLmHead ? "" : std::string(name);
   }
-  // After "model.", if that is there.
+  // `rest` is the name without "model." at its front.
   constexpr std::string_view kModel = "model.", kText = "language_model.";
   const bool has_model = name.starts_with(kModel);
   const std::string_view rest = name.substr(has_model ? kModel.size() : 0);

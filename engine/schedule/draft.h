@@ -68,7 +68,7 @@ class Draft {
   SequenceChunk Chunk(int32_t tokens, std::span<const int32_t> block_table,
                       RetrievalState* retrieval) const;
   // How the rows of that chunk become tokens: those that follow `answered` tokens of the answer and the
-  // drafted ones before them, with the random number, the penalties and the masks of that place. Equal
+  // drafted ones before them, with the noise, the penalties and the masks of that place. Equal
   // draws therefore mean that nobody can tell a drafted token from one that was decoded alone. Views
   // into the draft and the arguments. REQUIRES: with a grammar, AddAllowed was called for every row.
   void AppendSampleRows(const Request& request, const TokenHistory& history, int32_t answered,

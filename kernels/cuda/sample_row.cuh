@@ -1,5 +1,5 @@
-// A row of logits whose parts lie before the blocks of a cluster: where filters end, what is left adds up to,
-// and the most likely tokens.
+// A row of logits whose parts lie before the blocks of a cluster: where filters end, sums and
+// largest values over all parts, and the most likely tokens.
 //
 // Cut finds where a filter ends in the order of likelihood: of counts for top-k and the most likely tokens,
 // of weights for top-p. 1024 buckets, linear in the distance from the largest logit, are counted; the bucket

@@ -99,7 +99,7 @@ TEST(SampleRefTest, TheDrawIsBetweenTheTokensThatAreLeftAndNoOthers) {
     row.masked.clear();
     const int32_t drawn = Sampled(logits, row).token;
     EXPECT_EQ(Sampled({100.3f, 99.0f, 100.5f, 100.0f, 101.5f, 99.8f}, row).token, drawn);
-    // Whoever was not drawn may as well not be there.
+    // A token that was not drawn changes nothing by being there.
     for (int32_t t = 0; t < 6; ++t) {
       row.masked = {t};
       const int32_t without = Sampled(logits, row).token;
