@@ -31,13 +31,14 @@ using kernels::Tensor;
 
 // What one layer owns. Matrices that read the same input are stacked: one product, one pass.
 struct Decoder::Layer {
-  Buffer attention_norm;                  // [hidden]
-  std::unique_ptr<PackedMatrix> qkv;      // [(H + 2*Hkv)*d][hidden]: Q, then K, then V
-  Buffer qkv_bias;                        // [(H + 2*Hkv)*d], or empty
-  Buffer q_norm, k_norm;                  // [d], or empty
+  Buffer attention_norm;              // [hidden], of what attention reads, or empty
+  std::unique_ptr<PackedMatrix> qkv;  // [(H + 2*Hkv)*d][hidden]: Q, then K, then V
+  Buffer qkv_bias;                    // [(H + 2*Hkv)*d], or empty
+  Buffer q_norm, k_norm;  // [d]; [H*d] and [Hkv*d] where heads are normed as one; or empty
   std::unique_ptr<PackedMatrix> o;        // [hidden][H*d]
   Buffer o_bias;                          // [hidden], or empty
-  Buffer mlp_norm;                        // [hidden]
+  Buffer attention_out_norm;              // [hidden], of what attention gives, or empty
+  Buffer mlp_norm, mlp_out_norm;          // the same of the MLP
   ExpertMlp::Layer experts;               // in place of the rest, in a layer of experts
   std::unique_ptr<PackedMatrix> gate_up;  // [2*intermediate][hidden]: gate, then up
   Buffer gate_up_bias;                    // [2*intermediate], or empty
@@ -122,7 +123,9 @@ void Decoder::Compute(const Batch& batch) {
     if (i != last_layer) {
       Attend(i, chunks_, /*logits_only=*/false);
       AddAttended(layers_[i], {0, static_cast<int32_t>(m)});
-      if (options_.rows.prefetch && retrieval_->predicts()) PredictQueries(i + 1);
+      if (options_.rows.prefetch && retrieval_->predicts() && config_.layers[i + 1].SeesAll()) {
+        PredictQueries(i + 1);
+      }
       AddMlp(i, {0, static_cast<int32_t>(m)});
     } else {
       // Nothing reads the last layer's output but the logits: other rows need their KV written, no
@@ -251,25 +254,42 @@ void Decoder::ProjectAndWriteKv(int32_t index) {
   const Tensor k = qkv.ColRange(q_width, kv_width);
   const Tensor v = qkv.ColRange(q_width + kv_width, kv_width);
 
-  // qkv [m][(H + 2*Hkv)*d] = norm(hidden) · Wᵀ + bias
-  backend_.NormMatmul({.x = hidden,
-                       .weight = Floats(layer.attention_norm),
-                       .eps = hidden_eps_,
-                       .w = *layer.qkv,
-                       .normed = normed,
-                       .y = qkv,
-                       .epilogue = {.bias = Floats(layer.qkv_bias)}});
+  Project(layer, hidden, normed, qkv);
 
   // q and k, per head: norm, in layers that have it
   if (config_.layers[index].qk_norm) {
-    backend_.RmsNormHeads(q, config_.head_dim, Floats(layer.q_norm), config_.rms_norm_eps);
-    backend_.RmsNormHeads(k, config_.head_dim, Floats(layer.k_norm), config_.rms_norm_eps);
+    NormHeads(index, q, layer.q_norm);
+    NormHeads(index, k, layer.k_norm);
   }
 
   // q and k, per head: rotate by position
   RotateAndWriteKv(index, q, k, v);
   if (observe_queries_) observe_queries_(index, q);
   retrieval_->Index(index);
+}
+
+// Each head of x [m][heads*d], or all of a row as one, in layers that norm them so.
+void Decoder::NormHeads(int32_t index, const Tensor& x, const Buffer& weight) {
+  const bool whole = config_.layers[index].qk_norm_whole;
+  backend_.RmsNormHeads(x, whole ? static_cast<int32_t>(x.cols) : config_.head_dim, Floats(weight),
+                        config_.rms_norm_eps);
+}
+
+// qkv [m][(H + 2*Hkv)*d] = norm(hidden) · Wᵀ + bias, or of hidden itself
+void Decoder::Project(const Layer& layer, const Tensor& hidden, const Tensor& normed,
+                      const Tensor& qkv) {
+  const kernels::MatmulEpilogue epilogue = {.bias = Floats(layer.qkv_bias)};
+  if (layer.attention_norm.data() == nullptr) {
+    backend_.Matmul(hidden, *layer.qkv, qkv, epilogue);
+    return;
+  }
+  backend_.NormMatmul({.x = hidden,
+                       .weight = Floats(layer.attention_norm),
+                       .eps = hidden_eps_,
+                       .w = *layer.qkv,
+                       .normed = normed,
+                       .y = qkv,
+                       .epilogue = epilogue});
 }
 
 // What the next layer's queries will be, about: its projection of what this layer has made of its
@@ -287,16 +307,8 @@ void Decoder::PredictQueries(int32_t index) {
   const Tensor normed = FirstRows(normed_, m);
   const Tensor qkv = FirstRows(gate_up_, m).ColRange(0, qkv_width);
   const Tensor q = qkv.ColRange(0, q_width);
-  backend_.NormMatmul({.x = FirstRows(hidden_, m),
-                       .weight = Floats(layer.attention_norm),
-                       .eps = hidden_eps_,
-                       .w = *layer.qkv,
-                       .normed = normed,
-                       .y = qkv,
-                       .epilogue = {.bias = Floats(layer.qkv_bias)}});
-  if (config_.layers[index].qk_norm) {
-    backend_.RmsNormHeads(q, config_.head_dim, Floats(layer.q_norm), config_.rms_norm_eps);
-  }
+  Project(layer, FirstRows(hidden_, m), normed, qkv);
+  if (config_.layers[index].qk_norm) NormHeads(index, q, layer.q_norm);
   backend_.Rope(q, config_.head_dim, FirstRows(RotationOf(index).q_cos_sin, m));
   retrieval_->Predict(index, q);
 }
@@ -337,7 +349,7 @@ void Decoder::RotateAndWriteKv(int32_t index, const Tensor& q, const Tensor& k, 
 }
 
 // attended [rows of `chunks`][H*d]: what each query takes from the keys before it. Rows that are
-// under no policy, or that it leaves dense, read all keys; the others read what they choose.
+// under no policy, or that it leaves dense, read all keys that the layer lets them see; the others read what they choose.
 void Decoder::Attend(int32_t index, std::span<const AttentionChunk> chunks, bool logits_only) {
   if (chunks.empty()) return;
   const Tensor q = qkv_.ColRange(0, int64_t{config_.num_heads} * config_.head_dim);
@@ -356,16 +368,15 @@ void Decoder::Attend(int32_t index, std::span<const AttentionChunk> chunks, bool
   for (size_t i = 0; i < dense.size(); ++i) {
     AttentionChunk chunk = dense[i];
     const int32_t c = chunk_of_row_[chunk.first_row];
+    chunk.window = config_.layers[index].window;
+    const int32_t first = chunk.FirstRead() / plan_.layout.block_tokens;
+    const int32_t last = (chunk.position + chunk.num_tokens - 1) / plan_.layout.block_tokens + 1;
     PinnedBlocks pinned;
-    if (!memory_->Pin(c, index, chunk.block_table, 0,
-                      (chunk.position + chunk.num_tokens - 1) / plan_.layout.block_tokens + 1,
-                      &tables_[i], &pinned, flush)) {
+    if (!memory_->Pin(c, index, chunk.block_table, first, last, &tables_[i], &pinned, flush)) {
       continue;
     }
     if (memory_->places().IsShared(index)) {
-      const int64_t blocks =
-          (int64_t{chunk.position} + chunk.num_tokens - 1) / plan_.layout.block_tokens;
-      memory_->CountRead(c, (blocks + 1) * plan_.layout.BlockBytes(), /*from_disk=*/false);
+      memory_->CountRead(c, (last - first) * plan_.layout.BlockBytes(), /*from_disk=*/false);
     }
     chunk.block_table = pinned.table;
     pool = pinned.pool;
@@ -376,11 +387,17 @@ void Decoder::Attend(int32_t index, std::span<const AttentionChunk> chunks, bool
 }
 
 // attended → hidden, then the mlp, for a run of rows.
-// hidden += attended · Woᵀ + bias
+// hidden += attended · Woᵀ + bias, or the norm of it
 void Decoder::AddAttended(const Layer& layer, RowRun rows) {
-  backend_.Matmul(attended_.RowRange(rows.first, rows.count), *layer.o,
-                  hidden_.RowRange(rows.first, rows.count),
-                  {.bias = Floats(layer.o_bias), .accumulate = true});
+  const Tensor attended = attended_.RowRange(rows.first, rows.count),
+               hidden = hidden_.RowRange(rows.first, rows.count);
+  if (layer.attention_out_norm.data() == nullptr) {
+    backend_.Matmul(attended, *layer.o, hidden, {.bias = Floats(layer.o_bias), .accumulate = true});
+    return;
+  }
+  const Tensor given = normed_.RowRange(rows.first, rows.count);
+  backend_.Matmul(attended, *layer.o, given, {.bias = Floats(layer.o_bias)});
+  backend_.AddRmsNorm(given, Floats(layer.attention_out_norm), config_.rms_norm_eps, hidden);
 }
 
 void Decoder::AddMlp(int32_t index, RowRun rows) {
@@ -396,6 +413,30 @@ void Decoder::AddMlp(int32_t index, RowRun rows) {
     // hidden += the experts of norm(hidden)
     backend_.RmsNorm(hidden, Floats(layer.mlp_norm), hidden_eps_, normed);
     expert_mlp_->Add(layer.experts, normed, gate_up, activated, hidden);
+    return;
+  }
+  if (layer.mlp_out_norm.data() != nullptr) {
+    // gate_up [rows][2*intermediate] = hidden · Wᵀ + bias, or norm(hidden) · Wᵀ + bias
+    if (layer.mlp_norm.data() == nullptr) {
+      backend_.Matmul(hidden, *layer.gate_up, gate_up, {.bias = Floats(layer.gate_up_bias)});
+    } else {
+      backend_.NormMatmul({.x = hidden,
+                           .weight = Floats(layer.mlp_norm),
+                           .eps = hidden_eps_,
+                           .w = *layer.gate_up,
+                           .normed = normed,
+                           .y = gate_up,
+                           .epilogue = {.bias = Floats(layer.gate_up_bias)}});
+    }
+    // hidden += norm((silu(gate) * up) · Wdownᵀ + bias), or of gelu
+    const kernels::MatmulEpilogue epilogue = {.bias = Floats(layer.down_bias)};
+    if (config_.layers[index].mlp == LayerSpec::Mlp::kGatedGelu) {
+      backend_.GeluTanhMul(gate_up, activated);
+      backend_.Matmul(activated, *layer.down, normed, epilogue);
+    } else {
+      backend_.SiluMatmul(gate_up, *layer.down, activated, normed, epilogue);
+    }
+    backend_.AddRmsNorm(normed, Floats(layer.mlp_out_norm), config_.rms_norm_eps, hidden);
     return;
   }
   // gate_up [rows][2*intermediate] = norm(hidden) · Wᵀ + bias
@@ -537,9 +578,14 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::Pack(std::span<const Weig
   return packed;
 }
 
-// One float32 vector on the device of the parts in turn, divided by `divisor`; empty if the parts are absent.
+absl::StatusOr<Buffer> Decoder::WidenNorm(const WeightMatrix& weight, float divisor) {
+  return Widen({{weight}}, "a norm", config_.norms_add_one ? 1 : 0, divisor);
+}
+
+// One float32 vector on the device of the parts in turn, with `summand` added and then divided by `divisor`; empty if the parts
+// are absent.
 absl::StatusOr<Buffer> Decoder::Widen(std::span<const WeightMatrix> parts, const char* what,
-                                      float divisor) {
+                                      float summand, float divisor) {
   std::vector<float> values;
   for (const WeightMatrix& part : parts) {
     if (part.data == nullptr) continue;
@@ -552,7 +598,7 @@ absl::StatusOr<Buffer> Decoder::Widen(std::span<const WeightMatrix> parts, const
     WINNOW_RETURN_IF_ERROR(CheckFinite(widened, part.data));
   }
   if (values.empty()) return Buffer();
-  for (float& value : values) value /= divisor;
+  for (float& value : values) value = (value + summand) / divisor;
   const size_t size_bytes = values.size() * sizeof(float);
   Buffer buffer = backend_.Allocate(size_bytes);
   if (buffer.data() == nullptr) {
@@ -583,15 +629,17 @@ absl::Status Decoder::PackWeights(const Weights& weights) {
     if (options_.on_packing) options_.on_packing(i, layers_.size());
     const LayerWeights& from = weights.layers[i];
     Layer& to = layers_[i];
-    WINNOW_ASSIGN_OR_RETURN(to.attention_norm, Widen({{from.attention_norm}}, "a norm"));
+    WINNOW_ASSIGN_OR_RETURN(to.attention_norm, WidenNorm(from.attention_norm));
     WINNOW_ASSIGN_OR_RETURN(to.qkv, Pack({{from.q, from.k, from.v}}, "the Q, K and V projections"));
     WINNOW_ASSIGN_OR_RETURN(to.qkv_bias,
                             Widen({{from.q_bias, from.k_bias, from.v_bias}}, "biases"));
-    WINNOW_ASSIGN_OR_RETURN(to.q_norm, Widen({{from.q_norm}}, "a norm"));
-    WINNOW_ASSIGN_OR_RETURN(to.k_norm, Widen({{from.k_norm}}, "a norm"));
+    WINNOW_ASSIGN_OR_RETURN(to.q_norm, WidenNorm(from.q_norm));
+    WINNOW_ASSIGN_OR_RETURN(to.k_norm, WidenNorm(from.k_norm));
     WINNOW_ASSIGN_OR_RETURN(to.o, Pack({{from.o}}, "the output projection"));
     WINNOW_ASSIGN_OR_RETURN(to.o_bias, Widen({{from.o_bias}}, "biases"));
-    WINNOW_ASSIGN_OR_RETURN(to.mlp_norm, Widen({{from.mlp_norm}}, "a norm"));
+    WINNOW_ASSIGN_OR_RETURN(to.attention_out_norm, WidenNorm(from.attention_out_norm));
+    WINNOW_ASSIGN_OR_RETURN(to.mlp_norm, WidenNorm(from.mlp_norm));
+    WINNOW_ASSIGN_OR_RETURN(to.mlp_out_norm, WidenNorm(from.mlp_out_norm));
     if (config_.layers[i].mlp == LayerSpec::Mlp::kExperts) {
       WINNOW_RETURN_IF_ERROR(PackExperts(from, &to.experts));
       continue;
@@ -603,8 +651,8 @@ absl::Status Decoder::PackWeights(const Weights& weights) {
     WINNOW_ASSIGN_OR_RETURN(to.down_bias, Widen({{from.down_bias}}, "biases"));
   }
   // Logits are linear in the final norm's weights, so these take their divisor.
-  WINNOW_ASSIGN_OR_RETURN(final_norm_, Widen({{weights.final_norm}}, "a norm",
-                                             static_cast<float>(config_.logits_scaling)));
+  WINNOW_ASSIGN_OR_RETURN(
+      final_norm_, WidenNorm(weights.final_norm, static_cast<float>(config_.logits_scaling)));
   WINNOW_ASSIGN_OR_RETURN(lm_head_,
                           Pack({{weights.lm_head}}, "the output embedding", /*is_output=*/true));
   return absl::OkStatus();
@@ -673,7 +721,9 @@ absl::Status Decoder::AllocatePools() {
   const int64_t hidden = config_.hidden_size;
   const int64_t qkv_width = (heads + 2 * kv_heads) * d;
   int64_t intermediate = 0, gate_up_width = 0;
-  if (config_.NumLayersOf(LayerSpec::Mlp::kGatedSilu) > 0) intermediate = config_.intermediate_size;
+  if (config_.NumLayersOf(LayerSpec::Mlp::kExperts) < config_.num_layers()) {
+    intermediate = config_.intermediate_size;
+  }
   gate_up_width = 2 * intermediate;
   if (config_.NumLayersOf(LayerSpec::Mlp::kExperts) > 0) {
     intermediate = std::max<int64_t>(intermediate, config_.experts.intermediate_size);

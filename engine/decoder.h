@@ -56,8 +56,12 @@ class Decoder final : public Model {
   int32_t max_context() const override { return options_.max_context; }
   int32_t block_tokens() const override { return options_.block_tokens; }
   int32_t num_blocks() const override { return plan_.num_blocks; }
-  int64_t kv_rows_per_token() const override {
-    return int64_t{config_.num_layers()} * config_.num_kv_heads;
+  uint64_t KvRowsSeen(int32_t position, int32_t num_queries) const override {
+    return engine::KvRowsSeen(config_.layers, config_.num_kv_heads, position, num_queries);
+  }
+  int32_t FirstRead(int32_t layer, int32_t position) const override {
+    return kernels::AttentionChunk{.position = position, .window = config_.layers[layer].window}
+        .FirstRead();
   }
   int64_t kv_row_bytes() const override { return static_cast<int64_t>(plan_.layout.RowBytes()); }
   int32_t max_batch_tokens() const override { return options_.max_batch_tokens; }
@@ -163,7 +167,8 @@ class Decoder final : public Model {
   absl::StatusOr<std::unique_ptr<kernels::PackedMatrix>> PackStored(
       std::span<const WeightMatrix> parts, bool is_output);
   absl::StatusOr<kernels::Buffer> Widen(std::span<const WeightMatrix> parts, const char* what,
-                                        float divisor = 1);
+                                        float summand = 0, float divisor = 1);
+  absl::StatusOr<kernels::Buffer> WidenNorm(const WeightMatrix& weight, float divisor = 1);
   absl::StatusOr<kernels::Tensor> AllocateScratch(int64_t rows, int64_t cols, const char* what);
 
   absl::Status DeviceStatus() const;
@@ -174,6 +179,10 @@ class Decoder final : public Model {
   void CheckBlocks(const SequenceChunk& chunk);
   void ProjectAndWriteKv(int32_t index);
   void PredictQueries(int32_t index);
+  void NormHeads(int32_t index, const kernels::Tensor& x, const kernels::Buffer& weight);
+  // qkv [m][(H + 2*Hkv)*d] of what the layer reads; `normed` is scratch.
+  void Project(const Layer& layer, const kernels::Tensor& hidden, const kernels::Tensor& normed,
+               const kernels::Tensor& qkv);
   void RotateAndWriteKv(int32_t index, const kernels::Tensor& q, const kernels::Tensor& k,
                         const kernels::Tensor& v);
   void Attend(int32_t index, std::span<const kernels::AttentionChunk> chunks, bool logits_only);
@@ -217,15 +226,16 @@ class Decoder final : public Model {
   // Scratch, for up to T = max_batch_tokens rows.
   std::vector<kernels::Buffer> scratch_;
 
-  kernels::Tensor hidden_;     // [T][hidden] the residual stream, as embedding_scale_ says
-  kernels::Tensor normed_;     // [T][hidden]
-  kernels::Tensor qkv_;        // [T][(H + 2*Hkv)*d]
-  kernels::Tensor attended_;   // [T][H*d]
-  kernels::Tensor gate_up_;    // [T][2*intermediate], of the widest MLP
-  kernels::Tensor activated_;  // [T][intermediate]
-  kernels::Tensor last_;       // [max_batch_logits][hidden]
-  kernels::Tensor logits_;     // [max_batch_logits][vocab]
-  kernels::Buffer sampled_;    // [T] in shared memory
+  kernels::Tensor hidden_;  // [T][hidden] the residual stream, as embedding_scale_ says
+  kernels::Tensor
+      normed_;  // [T][hidden]; what is yet to be normed, in layers that norm what they give
+  kernels::Tensor qkv_;                    // [T][(H + 2*Hkv)*d]
+  kernels::Tensor attended_;               // [T][H*d]
+  kernels::Tensor gate_up_;                // [T][2*intermediate], of the widest MLP
+  kernels::Tensor activated_;              // [T][intermediate]
+  kernels::Tensor last_;                   // [max_batch_logits][hidden]
+  kernels::Tensor logits_;                 // [max_batch_logits][vocab]
+  kernels::Buffer sampled_;                // [T] in shared memory
   std::unique_ptr<ExpertMlp> expert_mlp_;  // null where no layer has experts
 
   // The batch being run, flattened. Reserved at Create for the largest batch.

@@ -87,7 +87,7 @@ void PlanIndexes(const ModelConfig& config, const DecoderOptions& options, KvPla
     index.bytes = plan->num_blocks * block_bytes;
     plan->index_bytes += index.bytes;
     for (int32_t i = 0; i < config.num_layers(); ++i) {
-      if (!AttentionPolicy().RetrievesIn(i)) continue;
+      if (!AttentionPolicy().RetrievesIn(i) || !config.layers[i].SeesAll()) continue;
       if (index.learned && !artifact->HasLayer(kind, i)) continue;
       plan->layers[i].indexes.push_back(index.title);
     }

@@ -60,14 +60,19 @@ class Model {
  public:
   virtual ~Model() = default;
 
-  virtual int32_t vocab_size() const = 0;         // width of a logits row
-  virtual int32_t max_context() const = 0;        // tokens a sequence may hold
-  virtual int32_t block_tokens() const = 0;       // tokens of a KV block
-  virtual int32_t num_blocks() const = 0;         // KV blocks in the pool, shared by all sequences
-  virtual int32_t max_batch_tokens() const = 0;   // tokens of one Forward, fixed at start
-  virtual int32_t max_batch_logits() const = 0;   // logits rows there are at once, fixed at start
-  virtual int64_t kv_rows_per_token() const = 0;  // layers x KV heads
-  virtual int64_t kv_row_bytes() const = 0;       // K and V of one token for one layer and KV head
+  virtual int32_t vocab_size() const = 0;        // width of a logits row
+  virtual int32_t max_context() const = 0;       // tokens a sequence may hold
+  virtual int32_t block_tokens() const = 0;      // tokens of a KV block
+  virtual int32_t num_blocks() const = 0;        // KV blocks in the pool, shared by all sequences
+  virtual int32_t max_batch_tokens() const = 0;  // tokens of one Forward, fixed at start
+  virtual int32_t max_batch_logits() const = 0;  // logits rows there are at once, fixed at start
+  virtual int64_t kv_row_bytes() const = 0;      // K and V of one token for one layer and KV head
+  // Rows of KV that queries at `position` and the next ones see together, over layers and KV heads.
+  virtual uint64_t KvRowsSeen(int32_t position, int32_t num_queries) const = 0;
+
+  // The first token whose KV dense attention reads in the layer, for queries from `position` on: of all layers but those with a
+  // window it is 0.
+  virtual int32_t FirstRead(int32_t /*layer*/, int32_t /*position*/) const { return 0; }
 
   // Whether the model can attend so. InvalidArgument names the option that it cannot honour. Any
   // thread.

@@ -123,6 +123,24 @@ std::optional<std::string> Environment(const std::string& name) {
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 
+// Options of a model all of whose layers see a window, in which nothing is chosen.
+absl::StatusOr<RetrievalOptions> WithoutRetrieval(const IndexList& list, int32_t from,
+                                                  const RetrievalFlags& flags) {
+  constexpr std::string_view kWhy =
+      "every layer of this model reads a sliding window, and all of it";
+  if (!list.automatic && (!list.specs.empty() || list.four_bit_keys || list.residual_codes)) {
+    return absl::InvalidArgumentError(
+        fmt::format("index: '{}': {}; say none", flags.index.substr(0, 64), kWhy));
+  }
+  for (const AttentionPolicy& policy : flags.policies) {
+    if (policy.IsDense()) continue;
+    return absl::InvalidArgumentError(fmt::format("policy '{}': {}", ToString(policy), kWhy));
+  }
+  RetrievalOptions options;
+  options.from = std::max(from, 0);
+  return options;
+}
+
 }  // namespace
 
 absl::StatusOr<IndexList> ParseIndexList(std::string_view text) {
@@ -186,6 +204,7 @@ absl::StatusOr<RetrievalOptions> ResolveRetrieval(const std::string& model_path,
                                                   const RetrievalFlags& flags) {
   WINNOW_ASSIGN_OR_RETURN(const IndexList list, ParseIndexList(flags.index));
   WINNOW_ASSIGN_OR_RETURN(const int32_t from, ParseRetrievalFrom(flags.from));
+  if (config.NumFullLayers() == 0) return WithoutRetrieval(list, from, flags);
   WINNOW_ASSIGN_OR_RETURN(const std::string path, FindArtifact(model_path, flags.artifact));
   std::shared_ptr<const Artifact> artifact;
   if (!path.empty()) {
@@ -214,6 +233,7 @@ absl::StatusOr<RetrievalOptions> ResolveRetrieval(const std::string& model_path,
 absl::StatusOr<int32_t> WantedTransformBits(const ModelConfig& config, const RetrievalFlags& flags,
                                             const RetrievalOptions& options) {
   WINNOW_ASSIGN_OR_RETURN(const IndexList list, ParseIndexList(flags.index));
+  if (config.NumFullLayers() == 0) return 0;
   const int32_t usual = DefaultTransformBits(config.head_dim);
   if (!list.automatic) {
     for (const IndexSpec& spec : list.specs) {

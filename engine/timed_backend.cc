@@ -157,9 +157,8 @@ void TimedBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunk
   }
   const int64_t heads = q.cols / layout.head_dim;
   for (const AttentionChunk& chunk : chunks) {
-    attention_.bytes += kernels::AttentionBytes(chunk.num_tokens, chunk.position, heads, layout);
-    attention_.flops +=
-        kernels::AttentionFlops(chunk.num_tokens, chunk.position, heads, layout.head_dim);
+    attention_.bytes += kernels::AttentionBytes(chunk, heads, layout);
+    attention_.flops += kernels::AttentionFlops(chunk, heads, layout.head_dim);
   }
 }
 
@@ -199,6 +198,11 @@ void TimedBackend::RmsNorm(const Tensor& x, const float* weight, float eps, cons
   inner_.RmsNorm(x, weight, eps, out);
 }
 
+void TimedBackend::AddRmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& y) {
+  const Timer timer = Time(other_);
+  inner_.AddRmsNorm(x, weight, eps, y);
+}
+
 void TimedBackend::RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) {
   const Timer timer = Time(other_);
   inner_.RmsNormHeads(x, head_dim, weight, eps);
@@ -224,6 +228,11 @@ void TimedBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const Att
 void TimedBackend::SiluMul(const Tensor& gate_up, const Tensor& out) {
   const Timer timer = Time(other_);
   inner_.SiluMul(gate_up, out);
+}
+
+void TimedBackend::GeluTanhMul(const Tensor& gate_up, const Tensor& out) {
+  const Timer timer = Time(other_);
+  inner_.GeluTanhMul(gate_up, out);
 }
 
 void TimedBackend::RouteExperts(const Tensor& logits, bool normalize, int32_t* ids,

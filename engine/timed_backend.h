@@ -90,6 +90,8 @@ class TimedBackend : public kernels::Backend {
                  const kernels::Tensor& out) override;
   void RmsNorm(const kernels::Tensor& x, const float* weight, float eps,
                const kernels::Tensor& out) override;
+  void AddRmsNorm(const kernels::Tensor& x, const float* weight, float eps,
+                  const kernels::Tensor& y) override;
   void RmsNormHeads(const kernels::Tensor& x, int32_t head_dim, const float* weight,
                     float eps) override;
   void RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq, float scale,
@@ -101,6 +103,7 @@ class TimedBackend : public kernels::Backend {
   void Attend(const kernels::Tensor& q, std::span<const kernels::AttentionChunk> chunks,
               const void* pool, const kernels::KvLayout& layout, float scale,
               const kernels::Tensor& out) override;
+  void GeluTanhMul(const kernels::Tensor& gate_up, const kernels::Tensor& out) override;
   void SiluMul(const kernels::Tensor& gate_up, const kernels::Tensor& out) override;
   void RouteExperts(const kernels::Tensor& logits, bool normalize, int32_t* ids,
                     const kernels::Tensor& weights) override;

@@ -3,7 +3,7 @@
 //
 //   q, out [m][H*d] f32; keys and values in the blocks of each chunk's table (kv_layout.h)
 //   d 64, 80, 96 or 128 (any multiple of 16 up to 128 works); block_tokens a multiple of 16;
-//   G = H/Hkv query heads read one KV head. Query i of a chunk sees keys 0..position+i.
+//   G = H/Hkv query heads read one KV head. Query i of a chunk sees keys 0..position+i, or the last `window` of them.
 //
 // Order, fixed by a query's position and the layout alone:
 //   unit    up to 64 tokens of a block. A score is one chain over d in ascending order (pairs for
@@ -12,8 +12,9 @@
 //   split   AttentionSplitTokens(layout) tokens, from position 0 on: a fresh state
 //   (attention_state.h).
 //           States of splits are merged from left to right.
-// A unit is always taken whole: keys past the query have weight zero. So one query's result is the
-// same bits in decode and prefill, however the prompt was cut and however splits went to threads.
+// A unit is always taken whole: keys past the query, or before its window, have weight zero. Units of
+// which a query sees nothing are left out. So one query's result is the same bits in decode and
+// prefill, however the prompt was cut and however splits went to threads.
 //
 // With AMX the chains of KV in 16 and 8 bits are those of its tiles (cpu/amx_tiles_impl.h), from the unit's first token on.
 //
@@ -36,25 +37,27 @@
 
 namespace winnow::kernels {
 
-inline constexpr int32_t kAttentionUnitTokens = 64;
-
 // The whole blocks that fit in 512 tokens, or one block.
 constexpr int32_t AttentionSplitTokens(const KvLayout& layout) {
   return std::max(1, 512 / layout.block_tokens) * layout.block_tokens;
 }
 
-// Of one chunk: query i sees position + i + 1 keys.
-constexpr double AttentionFlops(int64_t num_tokens, int64_t position, int64_t heads, int64_t d) {
-  const double seen = static_cast<double>(num_tokens) * static_cast<double>(position) +
-                      0.5 * static_cast<double>(num_tokens) * static_cast<double>(num_tokens + 1);
+// Of one chunk, by the keys that each query sees.
+constexpr double AttentionFlops(const AttentionChunk& chunk, int64_t heads, int64_t d) {
+  // So many of the first queries see all keys before them; the others see a window.
+  const auto growing = static_cast<double>(
+      chunk.window == 0 ? chunk.num_tokens
+                        : std::clamp(chunk.window - chunk.position, 0, chunk.num_tokens));
+  const double seen = growing * chunk.position + 0.5 * growing * (growing + 1) +
+                      (chunk.num_tokens - growing) * chunk.window;
   return 4.0 * static_cast<double>(heads) * static_cast<double>(d) * seen;
 }
 // The chunk's keys and values once, q and out once.
-constexpr double AttentionBytes(int64_t num_tokens, int64_t position, int64_t heads,
+constexpr double AttentionBytes(const AttentionChunk& chunk, int64_t heads,
                                 const KvLayout& layout) {
-  return static_cast<double>(position + num_tokens) * layout.kv_heads *
-             static_cast<double>(layout.RowBytes()) +
-         8.0 * static_cast<double>(num_tokens) * static_cast<double>(heads) * layout.head_dim;
+  const int32_t keys = chunk.position + chunk.num_tokens - chunk.FirstKey();
+  return static_cast<double>(keys) * layout.kv_heads * static_cast<double>(layout.RowBytes()) +
+         8.0 * chunk.num_tokens * static_cast<double>(heads) * layout.head_dim;
 }
 
 void AttendRef(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,

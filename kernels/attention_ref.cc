@@ -16,6 +16,7 @@ void AttendRef(const Tensor& q, std::span<const AttentionChunk> chunks, const vo
   for (const AttentionChunk& chunk : chunks) {
     for (int32_t i = 0; i < chunk.num_tokens; ++i) {
       const int32_t seen = chunk.position + i + 1;
+      const int32_t first = chunk.window > 0 ? std::max(0, seen - chunk.window) : 0;
       for (int64_t head = 0; head < heads; ++head) {
         const float* query = q.f32(chunk.first_row + i) + head * d;
         auto row = [&](int32_t position) {
@@ -26,7 +27,7 @@ void AttendRef(const Tensor& q, std::span<const AttentionChunk> chunks, const vo
         };
         weights.assign(seen, 0);
         double max = -INFINITY;
-        for (int32_t t = 0; t < seen; ++t) {
+        for (int32_t t = first; t < seen; ++t) {
           double score = 0;
           for (int32_t j = 0; j < d; ++j)
             score += static_cast<double>(query[j]) * KeyAt(row(t), layout, j);
@@ -34,10 +35,10 @@ void AttendRef(const Tensor& q, std::span<const AttentionChunk> chunks, const vo
           max = std::max(max, weights[t]);
         }
         double sum = 0;
-        for (double& weight : weights) sum += weight = std::exp(weight - max);
+        for (int32_t t = first; t < seen; ++t) sum += weights[t] = std::exp(weights[t] - max);
         for (int32_t j = 0; j < d; ++j) {
           double value = 0;
-          for (int32_t t = 0; t < seen; ++t) value += weights[t] * ValueAt(row(t), layout, j);
+          for (int32_t t = first; t < seen; ++t) value += weights[t] * ValueAt(row(t), layout, j);
           out.f32(chunk.first_row + i)[head * d + j] = static_cast<float>(value / sum);
         }
       }

@@ -163,8 +163,9 @@ class Bench {
                    ", d " + std::to_string(layout.head_dim) + ", block " +
                    std::to_string(layout.block_tokens);
     if (!Wanted(result.name)) return;
-    result.bytes = AttentionBytes(tokens, context - tokens, heads, layout);
-    result.flops = AttentionFlops(tokens, context - tokens, heads, layout.head_dim);
+    const AttentionChunk shape{.num_tokens = tokens, .position = context - tokens};
+    result.bytes = AttentionBytes(shape, heads, layout);
+    result.flops = AttentionFlops(shape, heads, layout.head_dim);
     {
       const int32_t num_blocks = (context + layout.block_tokens - 1) / layout.block_tokens;
       const Buffer pool = backend_->Allocate(num_blocks * layout.BlockBytes());

@@ -18,13 +18,27 @@
 
 namespace winnow::kernels {
 
+// Keys that attention takes together, from position 0 on, be they seen or not.
+inline constexpr int32_t kAttentionUnitTokens = 64;
+
 // One sequence's share of an attention call: `num_tokens` queries at positions position,
-// position+1, ...; query i attends to keys 0..position+i, which lie in block_table's blocks.
+// position+1, ...; query i attends to keys 0..position+i, which lie in block_table's blocks, or to the last `window` of them.
 struct AttentionChunk {
   int32_t first_row = 0;  // row of the first query in q and out
   int32_t num_tokens = 0;
   int32_t position = 0;
-  std::span<const int32_t> block_table;  // logical block -> block of the layer's pool
+  // Logical block -> block of the layer's pool. Attention does not look at blocks before that of FirstRead().
+  std::span<const int32_t> block_table = {};
+  int32_t window = 0;  // keys that a query sees, its own included; 0: all before it
+
+  // The first key that the first query sees; no query sees one before it.
+  constexpr int32_t FirstKey() const {
+    return window > 0 && position >= window ? position - window + 1 : 0;
+  }
+  // The first token whose row may be read.
+  constexpr int32_t FirstRead() const {
+    return FirstKey() / kAttentionUnitTokens * kAttentionUnitTokens;
+  }
 };
 
 struct RopeAndWriteKvArgs {
@@ -136,7 +150,7 @@ class KvOps {
   }
 
   // Exact causal attention: out[m][H*d] = softmax(scale * q Kᵀ) V per head, over the chunks'
-  // blocks, whose rows of this step have been written. Query head h reads KV head h / (H/Hkv).
+  // blocks, whose rows of this step have been written. Query head h reads KV head h / (H/Hkv). All chunks have the same window.
   virtual void Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
                       const KvLayout& layout, float scale, const Tensor& out) = 0;
 

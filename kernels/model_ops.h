@@ -132,8 +132,12 @@ class ModelOps {
   // The same per head, in place: x [m][heads*d], weight [d] (Qwen3's QK norm).
   virtual void RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) = 0;
 
-  // out[m][n] = silu(gate) * up, where gate_up [m][2n] holds gate, then up.
+  // y[i] += RmsNorm of x[i]. What x holds afterwards is undefined.
+  virtual void AddRmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& y) = 0;
+
+  // out[m][n] = silu(gate) * up, where gate_up [m][2n] holds gate, then up; or gelu(gate) * up, by its tanh (silu_mul.h).
   virtual void SiluMul(const Tensor& gate_up, const Tensor& out) = 0;
+  virtual void GeluTanhMul(const Tensor& gate_up, const Tensor& out) = 0;
 
   // ---- a layer of experts, beside its products (experts.h) ----
 

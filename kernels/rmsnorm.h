@@ -1,4 +1,4 @@
-// out[i] = x[i] / sqrt(mean(x[i]^2) + eps) * weight, for each row, or for each head of each row.
+// out[i] = x[i] / sqrt(mean(x[i]^2) + eps) * weight, for each row, or for each head of each row; or added to y[i].
 //
 //   x, out [m][n] f32 (out may be x), weight [n] f32; per head: x [m][heads*d] in place, weight
 //   [d].
@@ -22,6 +22,7 @@ constexpr double RmsNormBytes(int64_t m, int64_t n) {
 }
 
 void RmsNormRef(const Tensor& x, const float* weight, float eps, const Tensor& out);
+void AddRmsNormRef(const Tensor& x, const float* weight, float eps, const Tensor& y);
 void RmsNormHeadsRef(const Tensor& x, int32_t head_dim, const float* weight, float eps);
 
 }  // namespace winnow::kernels

@@ -1,4 +1,5 @@
-// out[i][j] = silu(gate) * up, with silu(g) = g / (1 + exp(-g)).
+// out[i][j] = silu(gate) * up, with silu(g) = g / (1 + exp(-g)); or gelu(gate) * up, with the approximation of gelu by a
+// tanh: g / (1 + exp(-2 u)) for u = sqrt(2 / pi) (g + 0.044715 g^3).
 //
 //   gate_up [m][2n] f32: n gates, then n ups; out [m][n] f32. out must not overlap gate_up.
 //
@@ -20,7 +21,12 @@ constexpr double SiluMulBytes(int64_t m, int64_t n) {
   return 12.0 * static_cast<double>(m) * static_cast<double>(n);
 }
 
+// -2 sqrt(2 / pi), and times 0.044715.
+inline constexpr float kGeluTanhLinear = -1.5957691216057308f,
+                       kGeluTanhCubic = -0.07135481282714818f;
+
 void SiluMulRef(const Tensor& gate_up, const Tensor& out);
+void GeluTanhMulRef(const Tensor& gate_up, const Tensor& out);
 
 }  // namespace winnow::kernels
 

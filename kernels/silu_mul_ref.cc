@@ -14,4 +14,14 @@ void SiluMulRef(const Tensor& gate_up, const Tensor& out) {
   }
 }
 
+void GeluTanhMulRef(const Tensor& gate_up, const Tensor& out) {
+  for (int64_t i = 0; i < out.rows; ++i) {
+    for (int64_t j = 0; j < out.cols; ++j) {
+      const double gate = gate_up.f32(i)[j], up = gate_up.f32(i)[out.cols + j];
+      const double u = std::sqrt(2.0 / M_PI) * (gate + 0.044715 * gate * gate * gate);
+      out.f32(i)[j] = static_cast<float>(0.5 * gate * (1.0 + std::tanh(u)) * up);
+    }
+  }
+}
+
 }  // namespace winnow::kernels

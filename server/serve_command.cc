@@ -315,7 +315,7 @@ MetricsInfo MetricsInfoOf(const std::string& name, const engine::LoadedModel& mo
   info.kv_dtype = kernels::DTypeName(model.decoder_options.kv_dtype);
   info.backend = model.backend->name();
   info.kv_block_bytes =
-      decoder.kv_rows_per_token() * decoder.kv_row_bytes() * decoder.block_tokens();
+      static_cast<int64_t>(decoder.kv_layout().BlockBytes()) * decoder.config().num_layers();
   for (const engine::IndexKvPlan& index : decoder.kv_plan().indexes) {
     info.index_bytes.emplace_back(index.title, index.bytes);
   }

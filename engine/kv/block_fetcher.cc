@@ -24,13 +24,14 @@ BlockFetcher::~BlockFetcher() {
 }
 
 uint64_t BlockFetcher::Begin(std::span<const int32_t> blocks,
-                             absl::FunctionRef<bool(int32_t layer)> wanted) {
+                             absl::FunctionRef<size_t(int32_t layer)> first_wanted) {
   Fetch fetch;
   std::vector<int64_t> present;
   for (int32_t layer = 0; layer < rooms_.blocks.num_layers(); ++layer) {
-    if (!wanted(layer)) continue;
-    if (!rooms_.pools.HasPlaces(layer)) fetch.held += std::ssize(blocks);
-    for (const int32_t block : blocks) {
+    const std::span<const int32_t> wanted =
+        blocks.subspan(std::min(first_wanted(layer), blocks.size()));
+    if (!rooms_.pools.HasPlaces(layer)) fetch.held += std::ssize(wanted);
+    for (const int32_t block : wanted) {
       const int64_t index = rooms_.blocks.IndexOf(layer, block);
       if (rooms_.blocks.at(index).lost) return kNone;
       if (residency_.IsStoredOnly(index)) {

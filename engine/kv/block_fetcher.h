@@ -35,10 +35,11 @@ class BlockFetcher final : public StoreClient::Receiver {
   // Waits for reads in flight, because the store owns their memory until it has answered.
   ~BlockFetcher() override;
 
-  // Begins to read the layer blocks of `blocks` that the store alone has, in layers that `wanted` names. Its number. kNone:
-  // nothing is to be fetched, because all are in fast memory, one is lost, or together they are too many to be held.
+  // Begins to read the layer blocks of `blocks` that the store alone has, in each layer from blocks[first_wanted(layer)] on.
+  // Its number. kNone: nothing is to be fetched, because all are in fast memory, one is lost, or together they are too many to be held.
   // kLater: too many beside those of other fetches, which have to end first.
-  uint64_t Begin(std::span<const int32_t> blocks, absl::FunctionRef<bool(int32_t layer)> wanted);
+  uint64_t Begin(std::span<const int32_t> blocks,
+                 absl::FunctionRef<size_t(int32_t layer)> first_wanted);
   // Whether there is nothing to wait for any more. REQUIRES: begun, and not ended.
   bool done(uint64_t fetch) const { return IsDone(fetches_.at(fetch)); }
   // Fetches that have not ended, and whether nothing of those that have is left either: reads, and answers to take in.

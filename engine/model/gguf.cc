@@ -170,6 +170,11 @@ std::optional<double> GgufValue::FloatAt(uint64_t index) const {
   return FloatOf(element, bytes + index * NumberBytes(element));
 }
 
+bool GgufValue::BoolAt(uint64_t index) const {
+  WINNOW_CHECK(IsArrayOf(GgufValueType::kBool) && index < count);
+  return Load<uint8_t>(bytes + index) != 0;
+}
+
 std::vector<std::string_view> GgufValue::Strings() const {
   WINNOW_CHECK(IsArrayOf(GgufValueType::kString));
   std::vector<std::string_view> strings;

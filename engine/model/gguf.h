@@ -78,6 +78,8 @@ struct GgufValue {
   // Element `index` of an array of numbers, as above. REQUIRES: an array, index < count.
   std::optional<int64_t> IntegerAt(uint64_t index) const;
   std::optional<double> FloatAt(uint64_t index) const;
+  // REQUIRES: IsArrayOf(kBool), index < count.
+  bool BoolAt(uint64_t index) const;
   // All elements of an array of strings: 16 bytes of heap for each. REQUIRES: IsArrayOf(kString).
   std::vector<std::string_view> Strings() const;
 };

@@ -22,6 +22,9 @@ using kernels::DType;
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
 
+constexpr std::string_view kWindowKey = "attention.sliding_window",
+                           kWindowPatternKey = "attention.sliding_window_pattern";
+
 // Keys of an architecture that are read below, or that say nothing about what is computed.
 constexpr std::string_view kKnownKeys[] = {
     "vocab_size",
@@ -37,7 +40,8 @@ constexpr std::string_view kKnownKeys[] = {
     "attention.layer_norm_rms_epsilon",
     "attention.causal",
     "attention.scale",
-    "attention.sliding_window",
+    kWindowKey,
+    kWindowPatternKey,
     "rope.dimension_count",
     "rope.freq_base",
     "rope.scale_linear",
@@ -99,15 +103,18 @@ const ModelFamily* FindFamilyInGguf(GgufKeys& keys) {
   }
   const std::string name = keys.String("general.architecture", {});
   if (!keys.status().ok()) return nullptr;
-  const bool has_experts = keys.Int(Concat(name, ".expert_count"), 0, 0, INT32_MAX) > 0;
+  const auto has = [&](std::string_view key) {
+    return keys.Int(Concat(name, ".", key), 0, 0, INT32_MAX) > 0;
+  };
+  const bool has_experts = has("expert_count"), has_window = has(kWindowKey);
   std::vector<std::string> names;
   const ModelFamily* found = nullptr;
   for (const ModelFamily& family : ModelFamilies()) {
     if (family.gguf_name.empty()) continue;
-    if (family.gguf_name == name &&
-        (found == nullptr || (family.experts != nullptr) == has_experts)) {
-      found = &family;
-    }
+    const bool windows = family.windows.layers != ModelFamily::Windows::Layers::kNone;
+    const bool is_meant =
+        (family.experts != nullptr) == has_experts && (has_experts || (has_window && windows));
+    if (family.gguf_name == name && (found == nullptr || is_meant)) found = &family;
     if (std::find(names.begin(), names.end(), family.gguf_name) == names.end()) {
       names.emplace_back(family.gguf_name);
     }
@@ -210,7 +217,8 @@ void RefuseWhatIsLacking(const ArchitectureKeys& of, const ModelFamily& family,
     const std::string_view key = value.key.substr(of.prefix().size());
     if (Contains(kKnownKeys, key) || (family.has_multipliers && Contains(kMultiplierKeys, key)) ||
         (family.scales_queries && Contains(kQueryScalingKeys, key)) ||
-        (family.experts != nullptr && Contains(kExpertKeys, key))) {
+        (family.experts != nullptr && Contains(kExpertKeys, key)) ||
+        (!family.gguf_sliding_theta_key.empty() && key == family.gguf_sliding_theta_key)) {
       continue;
     }
     if (!IsOff(value)) {
@@ -231,11 +239,54 @@ void RefuseWhatIsLacking(const ArchitectureKeys& of, const ModelFamily& family,
     keys.Fail(kUnimplemented, of("rope.scaling.finetuned"),
               "false means that no layer rotates, which is not supported");
   }
-  const int64_t window = keys.Int(of("attention.sliding_window"), 0, 0, INT32_MAX);
-  if (window != 0 && window < config.max_position_embeddings) {
-    keys.Fail(kUnimplemented, of("attention.sliding_window"),
-              Concat(window, ": sliding windows are not supported; it must be 0 or at least ",
+}
+
+// Whether each layer has a window, of a family of which not all have: of a number n all but each n-th.
+std::vector<bool> ReadWindowPattern(const ArchitectureKeys& of, int64_t absent,
+                                    const ModelConfig& config) {
+  GgufKeys& keys = of.keys();
+  const std::string key = of(kWindowPatternKey);
+  const GgufValue* const value = keys.Find(key);
+  const bool is_list = value != nullptr && value->type == GgufValueType::kArray;
+  const int64_t each = is_list ? 0 : keys.Int(key, absent, 1, kLayersMax);
+  std::vector<bool> slide(config.layers.size());
+  if (is_list && (!value->IsArrayOf(GgufValueType::kBool) || value->count != slide.size())) {
+    keys.Fail(kInvalid, key, Concat("must be a number, or ", slide.size(), " times true or false"));
+    return slide;
+  }
+  if (!keys.status().ok()) return slide;
+  for (size_t i = 0; i < slide.size(); ++i) {
+    slide[i] = is_list ? value->BoolAt(i) : (static_cast<int64_t>(i) + 1) % each != 0;
+  }
+  return slide;
+}
+
+// Windows, where the file has one: in all layers of most families that have any.
+void ReadWindows(const ArchitectureKeys& of, const ModelFamily& family, ModelConfig& config) {
+  using Layers = ModelFamily::Windows::Layers;
+  GgufKeys& keys = of.keys();
+  const std::string key = of(kWindowKey);
+  const int64_t window = keys.Int(key, 0, 0, INT32_MAX);
+  const Layers layers = family.windows.layers;
+  const bool some = layers == Layers::kAllBut;
+  if (!some && keys.Find(of(kWindowPatternKey)) != nullptr) {
+    keys.Fail(kUnimplemented, of(kWindowPatternKey),
+              Concat(family.name, " models have windows in all layers, or in none"));
+    return;
+  }
+  const bool bites = window != 0 && window < config.max_position_embeddings;
+  if (bites && layers != Layers::kAll && !some) {
+    keys.Fail(kUnimplemented, key,
+              Concat(window, ": no windows of ", family.name,
+                     " models are read from GGUF files; it must be 0 or at least ",
                      of("context_length"), " (", config.max_position_embeddings, ")"));
+    return;
+  }
+  const std::vector<bool> slide = some ? ReadWindowPattern(of, family.windows.but, config)
+                                       : std::vector<bool>(config.layers.size(), true);
+  for (size_t i = 0; i < slide.size(); ++i) {
+    if (slide[i] && bites) config.layers[i].window = static_cast<int32_t>(window);
+    if (slide[i] && family.has_rope_by_type) config.layers[i].rope = 1;
   }
 }
 
@@ -252,6 +303,18 @@ void ReadMultipliers(const ArchitectureKeys& of, const ModelFamily& family, Mode
   config.residual_multiplier = read("residual_scale").value_or(1.0);
   config.attention_multiplier = read("attention.scale");
   config.logits_scaling = keys.Number(of("logit_scale"), {}, kMultiplierMin, kMultiplierMax);
+}
+
+// Gemma's, of which files do not speak. The norms' weights have the one in them. What divides attention's logits is that of
+// the published models: the largest, of 62 layers, has heads of 128 and divides as heads of 168 would.
+void ReadGemmasFactors(const ModelFamily& family, ModelConfig& config) {
+  if (!family.is_gemma) return;
+  constexpr int32_t kLargestLayers = 62;
+  const double heads_of = config.num_layers() == kLargestLayers
+                              ? static_cast<double>(config.hidden_size) / config.num_heads
+                              : config.head_dim;
+  config.embedding_multiplier = std::sqrt(static_cast<double>(config.hidden_size));
+  config.attention_multiplier = 1 / std::sqrt(heads_of);
 }
 
 // Reads Ministral 3's scaling, of the length that yarn starts from. REQUIRES: the scaling of RoPE is read.
@@ -481,11 +544,19 @@ absl::StatusOr<ModelConfig> GgufModelConfig(const GgufContents& contents, std::s
   WINNOW_RETURN_IF_ERROR(keys.status());
   RefuseWhatIsLacking(of, *family, contents, config);
   ReadExperts(of, *family, config);
+  ReadWindows(of, *family, config);
   ReadMultipliers(of, *family, config);
   for (size_t i = 0; family->no_rope_interval != 0 && i < config.layers.size(); ++i) {
     if ((i + 1) % family->no_rope_interval == 0) config.layers[i].rope = LayerSpec::kNoRope;
   }
   config.ropes[0].theta = keys.Number(of("rope.freq_base"), 10000.0, kRopeThetaMin, kRopeThetaMax);
+  // Scaling is of the layers without a window.
+  if (family->has_rope_by_type) config.ropes.assign(2, config.ropes[0]);
+  if (!family->gguf_sliding_theta_key.empty()) {
+    config.ropes[1].theta = keys.Number(of(family->gguf_sliding_theta_key),
+                                        family->sliding_theta_absent, kRopeThetaMin, kRopeThetaMax);
+  }
+  ReadGemmasFactors(*family, config);
   ReadRopeScaling(of, *family, contents, config);
   ReadQueryScaling(of, *family, config);
   WINNOW_RETURN_IF_ERROR(keys.status());

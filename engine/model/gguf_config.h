@@ -6,8 +6,8 @@
 // outcome of llama3's, or "rope_factors_short.weight" and "rope_factors_long.weight", which are longrope's.
 //
 // Keys of the architecture that winnow does not know change the answer, as far as it knows: such a key is refused by
-// name unless it is off (0 or false). So are a sliding window below the context's length, scales of attention or
-// logits but Granite's, experts of other architectures, experts that all tokens go to, other routers than a softmax's, and a file
+// name unless it is off (0 or false). So are a sliding window below the context's length in families that have none, scales of
+// attention or logits but Granite's, experts of other architectures, experts that all tokens go to, other routers than a softmax's, and a file
 // that is one of several.
 //
 // A model ends its turn with any of eos_token_id, eot_token_id, eom_token_id, and control tokens that are known by

@@ -1,5 +1,6 @@
 #include "engine/model/layer_spec.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 
@@ -10,9 +11,13 @@ namespace {
 
 // The property that is not computed; "" if all are.
 std::string UnsupportedProperty(const LayerSpec& layer) {
-  if (layer.window != 0) return Concat("a sliding window of ", layer.window, " tokens");
-  if (layer.norms != LayerSpec::Norms::kBefore) return "norms after attention and MLP";
+  if (layer.mlp == LayerSpec::Mlp::kExperts && layer.NormsAfter()) {
+    return "norms after attention and experts";
+  }
   if (layer.mlp == LayerSpec::Mlp::kExperts && layer.mlp_bias) return "biases of experts";
+  if (layer.mlp == LayerSpec::Mlp::kGatedGelu && !layer.NormsAfter()) {
+    return "gelu without a norm after the MLP";
+  }
   return "";
 }
 
@@ -30,6 +35,16 @@ absl::Status CheckLayers(std::span<const LayerSpec> layers, int32_t num_ropes) {
     }
   }
   return absl::OkStatus();
+}
+
+uint64_t KvRowsSeen(std::span<const LayerSpec> layers, int32_t kv_heads, int32_t position,
+                    int32_t num_queries) {
+  const int64_t all = int64_t{position} + num_queries;
+  int64_t tokens = 0;
+  for (const LayerSpec& layer : layers) {
+    tokens += layer.SeesAll() ? all : std::min(all, int64_t{layer.window} + num_queries - 1);
+  }
+  return static_cast<uint64_t>(tokens) * static_cast<uint64_t>(kv_heads);
 }
 
 }  // namespace winnow::engine

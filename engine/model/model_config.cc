@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <filesystem>
+#include <iterator>
 #include <string_view>
 
 #include "absl/strings/str_join.h"
@@ -43,22 +45,28 @@ std::string ReadArchitecture(JsonKeys& keys) {
 }
 
 // Models whose text part is run, and their keys about images, which say nothing about it.
-constexpr std::string_view kWholeArchitecture = "Mistral3ForConditionalGeneration";
-constexpr std::string_view kWholeType = "mistral3";
+struct Whole {
+  std::string_view architecture, model_type;
+};
+constexpr Whole kWholes[] = {{"Mistral3ForConditionalGeneration", "mistral3"},
+                             {"Gemma3ForConditionalGeneration", "gemma3"}};
 constexpr std::string_view kTextConfig = "text_config";
 constexpr std::string_view kImageKeys[] = {"vision_config",        "image_token_index",
                                            "image_token_id",       "projector_hidden_act",
                                            "vision_feature_layer", "multimodal_projector_bias",
-                                           "spatial_merge_size"};
+                                           "spatial_merge_size",   "boi_token_index",
+                                           "eoi_token_index",      "mm_tokens_per_image"};
 
 // The keys of the text part, where the object is of a whole.
 const Json* FindTextPart(JsonKeys& keys) {
   const std::string architecture = ReadArchitecture(keys);
   const std::string model_type = keys.String("model_type", "");
-  if (architecture.empty() ? model_type != kWholeType : architecture != kWholeArchitecture) {
-    return nullptr;
-  }
-  if (!model_type.empty() && model_type != kWholeType) {
+  const auto* const whole =
+      std::find_if(std::begin(kWholes), std::end(kWholes), [&](const Whole& of) {
+        return architecture.empty() ? model_type == of.model_type : architecture == of.architecture;
+      });
+  if (whole == std::end(kWholes)) return nullptr;
+  if (!model_type.empty() && model_type != whole->model_type) {
     keys.Fail(kInvalid, "model_type",
               Concat("\"", model_type, "\" does not belong to architecture ", architecture));
     return nullptr;
@@ -94,7 +102,10 @@ const ModelFamily* FindFamily(JsonKeys& keys) {
     keys.Fail(kUnimplemented, architecture.empty() ? "model_type" : "architectures",
               Concat(ShortDump(architecture.empty() ? model_type : architecture),
                      " is not supported; winnow runs ", SupportedArchitectures(),
-                     ", and the text part of ", kWholeArchitecture));
+                     ", and the text part of ",
+                     absl::StrJoin(kWholes, " and of ", [](std::string* out, const Whole& whole) {
+                       *out += whole.architecture;
+                     })));
   }
   return nullptr;
 }
@@ -103,9 +114,14 @@ void ReadShape(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
   config.hidden_size = keys.Int("hidden_size", {}, 1, kHiddenMax);
   config.intermediate_size = keys.Int("intermediate_size", {}, 1, kIntermediateMax);
   config.layers.assign(keys.Int("num_hidden_layers", {}, 1, kLayersMax), family.layer);
-  config.num_heads = keys.Int("num_attention_heads", {}, 1, kHeadsMax);
-  config.vocab_size = keys.Int("vocab_size", {}, 1, kVocabMax);
-  config.max_position_embeddings = keys.Int("max_position_embeddings", {}, 1, kPositionsMax);
+  const auto read = [&keys](std::string_view key, int64_t absent, int64_t most) {
+    return static_cast<int32_t>(
+        keys.Int(key, absent != 0 ? std::optional<int64_t>(absent) : std::nullopt, 1, most));
+  };
+  config.num_heads = read("num_attention_heads", family.heads_absent, kHeadsMax);
+  config.vocab_size = read("vocab_size", family.vocab_absent, kVocabMax);
+  config.max_position_embeddings =
+      read("max_position_embeddings", family.positions_absent, kPositionsMax);
   config.rms_norm_eps = keys.Number("rms_norm_eps", family.rms_norm_eps_absent, 0.0, 1.0);
   if (!keys.status().ok()) return;
 
@@ -176,54 +192,95 @@ void ReadBiases(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) 
   }
 }
 
-// The header says when a window is off.
-void RefuseSlidingWindow(JsonKeys& keys, const ModelFamily& family, const ModelConfig& config) {
-  if (const Json* types = keys.Find("layer_types"); types != nullptr) {
-    if (!types->is_array()) {
-      keys.Fail(kInvalid, "layer_types", Concat("must be a list, is ", ShortDump(*types)));
-      return;
-    }
-    for (const Json& type : *types) {
-      if (type == "full_attention") continue;
-      keys.Fail(kUnimplemented, "layer_types",
-                Concat(ShortDump(type), " is not supported; winnow has \"full_attention\""));
-      return;
-    }
-  }
-  using WindowKeys = ModelFamily::WindowKeys;
-  if (family.window == WindowKeys::kSwitched) {
-    if (!keys.Bool("use_sliding_window", false)) return;
-    if (keys.Int("max_window_layers", 28, 0, INT32_MAX) >= config.num_layers()) return;
-  }
-  if (family.window == WindowKeys::kBySwitch || family.window == WindowKeys::kDefaultBySwitch) {
-    if (!keys.Bool("use_sliding_window", false)) return;
-  }
+// Types of layers.
+constexpr std::string_view kFullType = "full_attention", kSlidingType = "sliding_attention";
 
-  const bool absent = keys.Find("sliding_window") == nullptr && !keys.IsNull("sliding_window");
-  if (absent &&
-      (family.window == WindowKeys::kWhereGiven || family.window == WindowKeys::kBySwitch))
-    return;
-  if (keys.IsNull("sliding_window")) return;
-  const int64_t window = keys.Int("sliding_window", 4096, 1, INT32_MAX);
-  if (!keys.status().ok() || window >= config.max_position_embeddings) return;
-  keys.Fail(kUnimplemented, "sliding_window",
-            Concat(absent ? "absent, which means " : "", window,
-                   ": sliding windows are not supported; it must be null or at least "
-                   "max_position_embeddings (",
-                   config.max_position_embeddings, ")"));
+// layer_types: which layers have a window. Absent, or false: the key is.
+std::optional<std::vector<bool>> ReadLayerTypes(JsonKeys& keys, const ModelConfig& config) {
+  constexpr std::string_view kKey = "layer_types";
+  const Json* const types = keys.Find(kKey);
+  if (types == nullptr) return std::nullopt;
+  if (!types->is_array() || types->size() != config.layers.size()) {
+    keys.Fail(kInvalid, kKey,
+              Concat("must be a list of ", config.num_layers(), " names, is ", ShortDump(*types)));
+    return std::nullopt;
+  }
+  std::vector<bool> slide;
+  for (const Json& type : *types) {
+    if (type != kFullType && type != kSlidingType) {
+      keys.Fail(kUnimplemented, kKey,
+                Concat(ShortDump(type), " is not supported; winnow has \"", kFullType, "\" and \"",
+                       kSlidingType, "\""));
+      return std::nullopt;
+    }
+    slide.push_back(type == kSlidingType);
+  }
+  return slide;
 }
 
-void RefuseWhatIsLacking(JsonKeys& keys, const ModelFamily& family, const ModelConfig& config) {
-  const std::string activation = keys.String("hidden_act", "silu");
-  if (activation != "silu" && activation != "swish") {
-    keys.Fail(kUnimplemented, "hidden_act",
-              Concat(ShortDump(activation), " is not supported; winnow has \"silu\""));
+// Windows of layers, as the header says. REQUIRES: LayerSpec::rope is known.
+void ReadWindows(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
+  using Layers = ModelFamily::Windows::Layers;
+  constexpr std::string_view kKey = "sliding_window";
+  const ModelFamily::Windows& of = family.windows;
+  const std::optional<std::vector<bool>> types = ReadLayerTypes(keys, config);
+  const bool any_slides =
+      types.has_value() && std::find(types->begin(), types->end(), true) != types->end();
+  if (any_slides && (of.layers == Layers::kNone || of.layers == Layers::kAll)) {
+    keys.Fail(kUnimplemented, "layer_types",
+              Concat("\"sliding_attention\" is not supported in ", family.name, " models"));
+    return;
+  }
+  const bool on = !of.has_switch || keys.Bool("use_sliding_window", false);
+  const int64_t but = of.but_key.empty() ? of.but : keys.Int(of.but_key, of.but, 1, kLayersMax);
+  const int64_t first =
+      of.layers == Layers::kUpper ? keys.Int("max_window_layers", 28, 0, INT32_MAX) : 0;
+  const int64_t window = keys.IsNull(kKey)            ? 0
+                         : keys.Find(kKey) == nullptr ? of.absent
+                                                      : keys.Int(kKey, {}, 1, INT32_MAX);
+  if (!keys.status().ok()) return;
+  if (any_slides && (!on || window == 0)) {
+    keys.Fail(kInvalid, "layer_types",
+              Concat("has \"sliding_attention\", and there is no ", kKey,
+                     of.has_switch ? ", or use_sliding_window is not true" : ""));
+    return;
+  }
+  const bool bites = on && window > 0 && window < config.max_position_embeddings;
+  if (bites && of.layers == Layers::kNone) {
+    keys.Fail(kUnimplemented, kKey,
+              Concat(window, ": ", family.name,
+                     " models have no windows; it must be null or at least "
+                     "max_position_embeddings (",
+                     config.max_position_embeddings, ")"));
+    return;
+  }
+  for (int32_t i = 0; i < config.num_layers(); ++i) {
+    LayerSpec& layer = config.layers[i];
+    const bool slides = types.has_value()                 ? (*types)[i]
+                        : of.layers == Layers::kUpper     ? i >= first
+                        : of.layers == Layers::kUnrotated ? layer.rope == LayerSpec::kNoRope
+                        : of.layers == Layers::kAllBut    ? (i + 1) % but != 0
+                                                          : true;
+    if (slides && bites) layer.window = static_cast<int32_t>(window);
+    if (slides && family.has_rope_by_type) layer.rope = 1;
+  }
+}
+
+void RefuseWhatIsLacking(JsonKeys& keys, const ModelFamily& family) {
+  for (const std::string_view key : {std::string_view("hidden_act"), family.activation_key}) {
+    if (key.empty()) continue;
+    const std::string activation = keys.String(key, family.activation);
+    if (activation == family.activation || (family.activation == "silu" && activation == "swish")) {
+      continue;
+    }
+    keys.Fail(kUnimplemented, key,
+              Concat(ShortDump(activation), " is not supported; ", family.name, " models have \"",
+                     family.activation, "\""));
   }
   if (keys.Find("dual_chunk_attention_config") != nullptr) {
     keys.Fail(kUnimplemented, "dual_chunk_attention_config",
               "dual chunk attention is not supported; remove the key to attend exactly");
   }
-  RefuseSlidingWindow(keys, family, config);
 }
 
 // Finds the layers that do not rotate: those with a 0 in no_rope_layers, else each last one of no_rope_layer_interval.
@@ -296,6 +353,15 @@ void ReadMultipliers(JsonKeys& keys, const ModelFamily& family, ModelConfig& con
   config.attention_multiplier = read("attention_multiplier");  // absent, it is 1 in the reference
 }
 
+void ReadGemmasFactors(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
+  if (!family.is_gemma) return;
+  config.norms_add_one = true;
+  config.embedding_multiplier = std::sqrt(static_cast<double>(config.hidden_size));
+  config.attention_multiplier =
+      1 / std::sqrt(keys.Number("query_pre_attn_scalar",
+                                static_cast<double>(family.head_dim_absent), 1.0, 1e6));
+}
+
 void ReadDType(JsonKeys& keys, ModelConfig& config) {
   const std::string_view key = keys.Find("dtype") != nullptr ? "dtype" : "torch_dtype";
   const std::string name = keys.String(key, "float32");
@@ -362,8 +428,7 @@ void ReadLongRope(JsonKeys& keys, const ModelConfig& config, RopeScaling& scalin
 }
 
 void ReadRopeScaling(JsonKeys& keys, const ModelFamily& family, double original_positions,
-                     ModelConfig& config) {
-  RopeScaling& scaling = config.ropes[0].scaling;
+                     const ModelConfig& config, RopeScaling& scaling) {
   std::string kind = keys.String("rope_type", keys.String("type", "default"));
   if (family.has_only_longrope) {
     if (kind == "su" || kind == "yarn") kind = "longrope";
@@ -424,17 +489,45 @@ void ReadRopeScaling(JsonKeys& keys, const ModelFamily& family, double original_
   }
 }
 
-void ReadQueryScaling(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
+void ReadQueryScaling(JsonKeys& keys, const ModelFamily& family, QueryScaling& scaling) {
   if (!family.scales_queries) return;
-  QueryScaling& scaling = config.ropes[0].query_scaling;
   scaling.beta = keys.Number(kQueryScalingKey, {}, 0.0, kRopeFactorMax);
   scaling.length = keys.Number("original_max_position_embeddings", {}, 1.0, kPositionsMax);
+}
+
+// One object of rope_scaling or rope_parameters, which says how a set rotates.
+void ReadRopeSet(const Json& object, std::string_view key, std::string_view name,
+                 const ModelFamily& family, double rotary_share, double original_positions,
+                 JsonKeys& keys, ModelConfig& config, RopeSet& to) {
+  if (!object.is_object()) {
+    keys.Fail(kInvalid, key, Concat("must be an object, is ", ShortDump(object)));
+    return;
+  }
+  JsonKeys rope_keys(object, name, Concat(key, "."));
+  for (const auto& [rope_key, value] : object.items()) {
+    if (std::find(kRopeKeys.begin(), kRopeKeys.end(), rope_key) != kRopeKeys.end()) continue;
+    if (family.scales_queries && (rope_key == kQueryScalingKey || rope_key == kFilledUpKey))
+      continue;
+    rope_keys.Fail(kUnimplemented, ShortDump(rope_key), "winnow does not know this key");
+  }
+  to.theta = rope_keys.Number("rope_theta", to.theta, kRopeThetaMin, kRopeThetaMax);
+  ReadPartialRotary(rope_keys, family, rotary_share, config);
+  if (rope_keys.status().ok()) {
+    ReadRopeScaling(rope_keys, family, original_positions, config, to.scaling);
+  }
+  if (rope_keys.status().ok()) ReadQueryScaling(rope_keys, family, to.query_scaling);
+  if (!rope_keys.status().ok()) keys.Adopt(rope_keys.status());
 }
 
 void ReadRope(JsonKeys& keys, const Json& json, const ModelFamily& family, std::string_view name,
               ModelConfig& config) {
   config.ropes[0].theta =
       keys.Number("rope_theta", family.rope_theta_absent, kRopeThetaMin, kRopeThetaMax);
+  if (family.has_rope_by_type) config.ropes.assign(2, config.ropes[0]);
+  if (!family.sliding_theta_key.empty()) {
+    config.ropes[1].theta = keys.Number(family.sliding_theta_key, family.sliding_theta_absent,
+                                        kRopeThetaMin, kRopeThetaMax);
+  }
   const double rotary_share = ReadPartialRotary(keys, family, family.rotary_share_absent, config);
   // transformers 5 moved the length to the top for some models and prefers it there.
   const double original_positions =
@@ -448,23 +541,19 @@ void ReadRope(JsonKeys& keys, const Json& json, const ModelFamily& family, std::
   const std::string_view key = given("rope_scaling") ? "rope_scaling" : "rope_parameters";
   if (!keys.status().ok() || (!given(key) && family.rope_absent.empty())) return;
   const Json object = given(key) ? json[std::string(key)] : Json::parse(family.rope_absent);
-  if (!object.is_object()) {
-    keys.Fail(kInvalid, key, Concat("must be an object, is ", ShortDump(object)));
-    return;
+  const auto read = [&](const Json& of_set, std::string_view of_key, RopeSet& to) {
+    ReadRopeSet(of_set, of_key, name, family, rotary_share, original_positions, keys, config, to);
+  };
+  const bool by_type = family.has_rope_by_type && object.is_object() &&
+                       (object.contains(kFullType) || object.contains(kSlidingType));
+  if (!by_type) return read(object, key, config.ropes[0]);
+  for (const auto& [type, of_type] : object.items()) {
+    if (type != kFullType && type != kSlidingType) {
+      keys.Fail(kUnimplemented, key, Concat(ShortDump(type), ": winnow does not know this type"));
+      return;
+    }
+    read(of_type, Concat(key, ".", type), config.ropes[type == kFullType ? 0 : 1]);
   }
-  JsonKeys rope_keys(object, name, Concat(key, "."));
-  for (const auto& [rope_key, value] : object.items()) {
-    if (std::find(kRopeKeys.begin(), kRopeKeys.end(), rope_key) != kRopeKeys.end()) continue;
-    if (family.scales_queries && (rope_key == kQueryScalingKey || rope_key == kFilledUpKey))
-      continue;
-    rope_keys.Fail(kUnimplemented, ShortDump(rope_key), "winnow does not know this key");
-  }
-  config.ropes[0].theta =
-      rope_keys.Number("rope_theta", config.ropes[0].theta, kRopeThetaMin, kRopeThetaMax);
-  ReadPartialRotary(rope_keys, family, rotary_share, config);
-  if (rope_keys.status().ok()) ReadRopeScaling(rope_keys, family, original_positions, config);
-  if (rope_keys.status().ok()) ReadQueryScaling(rope_keys, family, config);
-  if (!rope_keys.status().ok()) keys.Adopt(rope_keys.status());
 }
 
 void ReadTokens(JsonKeys& keys, ModelConfig& config) {
@@ -493,11 +582,12 @@ std::string FirstGgufFile(const std::string& directory) {
 // Keys of these families' files that do not change what a forward pass computes: of training, of
 // generation, of the classes that transformers loads, and what its older versions wrote of every
 // model. pretraining_tp only cuts products into parts.
-constexpr std::array<std::string_view, 83> kHarmlessKeys = {
+constexpr std::array<std::string_view, 84> kHarmlessKeys = {
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_commit_hash",
     "_name_or_path",
+    "_sliding_window_pattern",
     "add_cross_attention",
     "attention_dropout",
     "attn_implementation",
@@ -556,7 +646,7 @@ constexpr std::array<std::string_view, 83> kHarmlessKeys = {
     "router_jitter_noise",
     "sep_token_id",
     "seq_length",
-    "sliding_window",  // RefuseSlidingWindow asks where it counts
+    "sliding_window",  // ReadWindows asks where it counts
     "suppress_tokens",
     "task_specific_params",
     "temperature",
@@ -585,7 +675,7 @@ struct ChangingKey {
   std::string_view key;
   std::optional<double> neutral;
 };
-constexpr std::array<ChangingKey, 37> kChangingKeys = {{
+constexpr std::array<ChangingKey, 38> kChangingKeys = {{
     {"alibi", {}},
     {"attention_chunk_size", {}},
     {"attention_multiplier", {}},
@@ -620,6 +710,7 @@ constexpr std::array<ChangingKey, 37> kChangingKeys = {{
     {"scale_emb", 1.0},
     {"sliding_window_pattern", {}},
     {"use_alibi", {}},
+    {"use_bidirectional_attention", {}},
     {"use_mup", {}},
     {"use_parallel_residual", {}},
     {"use_qk_norm", {}},
@@ -688,16 +779,19 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
   }
   // Types are mixed then, as in a GGUF file, and products of blocks need a type that every value fits.
   if (config.weight_scheme.has_value()) config.dtype = kernels::DType::kBF16;
-  RefuseWhatIsLacking(keys, *family, config);
+  RefuseWhatIsLacking(keys, *family);
   ReadLayersWithoutRope(keys, *family, config);
+  ReadWindows(keys, *family, config);
   ReadExperts(keys, *family, config);
   ReadMultipliers(keys, *family, config);
+  ReadGemmasFactors(keys, *family, config);
   ReadRope(keys, json, *family, config_name, config);
   // The part's counts first: wholes are written with a default that says nothing.
   constexpr std::string_view kTied = "tie_word_embeddings";
-  config.tie_word_embeddings =
-      keys.Bool(kTied, text != nullptr ? whole_keys.Bool(kTied, false) : family->tied_absent);
+  config.tie_word_embeddings = keys.Bool(
+      kTied, text != nullptr ? whole_keys.Bool(kTied, family->tied_absent) : family->tied_absent);
   ReadTokens(keys, config);
+  if (text != nullptr) ReadTokens(whole_keys, config);
   SortOutUnreadKeys(keys, json, config);
   WINNOW_RETURN_IF_ERROR(keys.status());
   if (text != nullptr) {
@@ -742,6 +836,10 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_path) {
 }
 
 ModelConfig WithServedContext(ModelConfig config, int32_t context) {
+  // A window that no query reaches the end of is none.
+  for (LayerSpec& layer : config.layers) {
+    if (layer.window >= context) layer.window = 0;
+  }
   for (RopeSet& rope : config.ropes) {
     if (rope.scaling.kind == RopeScaling::Kind::kLongRope && rope.scaling.served_context == 0) {
       rope.scaling.served_context = context;

@@ -9,14 +9,12 @@
 // known to change it are refused by name unless they have the value that changes nothing, and any
 // other is listed in ModelConfig::unknown_keys, unless it is null, false or empty.
 //
-// Sliding windows. winnow attends to every earlier token, so a window must be off:
-//   - "sliding_window" is null, or at least max_position_embeddings (it can never bite);
-//   - Qwen: "use_sliding_window" is false (the default), or max_window_layers >= num_hidden_layers;
-//   - "layer_types", if there, says "full_attention" for every layer.
-// An absent "sliding_window" means 4096 for Mistral, as in transformers.
+// Sliding windows (LayerSpec::window) are those of "sliding_window", in the layers and by the switches that the family's entry
+// names (ModelFamily::Windows), with its meaning of an absent key. One of max_position_embeddings or more can never bite, and is
+// none. Families of which transformers does not read the key are refused with any other.
 //
-// Models that read images, too (Mistral3ForConditionalGeneration): their text part is the model. Its keys are those of
-// "text_config", beside which the file has what is of the whole.
+// Models that read images, too (Mistral3ForConditionalGeneration, Gemma3ForConditionalGeneration): their text part is the model.
+// Its keys are those of "text_config", beside which the file has what is of the whole.
 //
 // LongRoPE has factors for short and for long contexts. A server uses one of them for all sequences, by the longest context
 // that it serves (WithServedContext).
@@ -69,6 +67,10 @@ struct ModelConfig {
     kGranite,
     kPhi3,
     kGlm,
+    kGlm4,
+    kOlmo2,
+    kOlmo3,
+    kGemma3,
     kErnie,
     kMixtral,
     kQwen3Moe,
@@ -79,7 +81,7 @@ struct ModelConfig {
   int32_t intermediate_size = 0;
   int32_t num_heads = 0;     // H
   int32_t num_kv_heads = 0;  // Hkv, divides H
-  int32_t head_dim = 0;      // d: 64, 80, 96 or 128; H*d need not be hidden_size
+  int32_t head_dim = 0;      // d: 64, 80, 96, 128 or 256; H*d need not be hidden_size
   int32_t rotary_dim = 0;    // values of a head that rotate, the first ones, even; 0: all
   int32_t vocab_size = 0;
   int32_t max_position_embeddings = 0;
@@ -91,6 +93,7 @@ struct ModelConfig {
   // divided.
   double embedding_multiplier = 1, residual_multiplier = 1, logits_scaling = 1;
   std::optional<double> attention_multiplier = {};  // of attention's logits; absent: 1/√d
+  bool norms_add_one = false;  // weights of norms are those of the file, and one
   bool tie_word_embeddings = false;
   // The text part of a model that reads images, too: other tensors lie beside its own, whose names begin with
   // "language_model".
@@ -105,6 +108,11 @@ struct ModelConfig {
   std::vector<std::string> unknown_keys;
 
   int32_t num_layers() const { return static_cast<int32_t>(layers.size()); }
+  // Layers without a window: those in which a policy may choose what to read.
+  int32_t NumFullLayers() const {
+    return static_cast<int32_t>(std::count_if(
+        layers.begin(), layers.end(), [](const LayerSpec& layer) { return layer.SeesAll(); }));
+  }
   int32_t NumLayersOf(LayerSpec::Mlp mlp) const {
     return static_cast<int32_t>(std::count_if(
         layers.begin(), layers.end(), [mlp](const LayerSpec& layer) { return layer.mlp == mlp; }));
@@ -120,7 +128,7 @@ struct ModelConfig {
 // `model_path` is a directory: reads DIR/config.json and, if it is there, DIR/generation_config.json. Or it is a GGUF
 // file: GgufModelConfig of it.
 // Errors name the file and the key. NotFound: no config.json. Unimplemented: an architecture,
-// activation, RoPE kind, head dimension, sliding window or quantisation that winnow lacks, with the
+// activation, RoPE kind, head dimension, layer type or quantisation that winnow lacks, with the
 // list of what it has. InvalidArgument: not JSON, a missing key, values of a wrong type, that
 // contradict each other or that pass the limits.
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_path);
@@ -132,7 +140,8 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
                                              std::string_view generation_json,
                                              std::string_view generation_name);
 
-// `config` for a server whose longest context is `context`: chooses between LongRoPE's factors where that is still open.
+// `config` for a server whose longest context is `context`: chooses between LongRoPE's factors where that is still open, and
+// windows of that length or more are none.
 ModelConfig WithServedContext(ModelConfig config, int32_t context);
 
 // The parameters of config.ropes[set], [head_dim/2]. Pairs that do not rotate have the frequency 0: those beyond

@@ -8,7 +8,7 @@ namespace winnow::engine {
 namespace {
 
 using Key = ModelFamily::Key;
-using WindowKeys = ModelFamily::WindowKeys;
+using WindowLayers = ModelFamily::Windows::Layers;
 
 constexpr LayerTensorNames kLlamaTensors = {
     .attention_norm = {"input_layernorm", "attn_norm"},
@@ -34,6 +34,28 @@ constexpr LayerTensorNames kSeedOssTensors = [] {
 constexpr LayerTensorNames kGlmTensors = [] {
   LayerTensorNames names = kLlamaTensors;
   names.gate = names.up = {"mlp.gate_up_proj", "ffn_up"};
+  return names;
+}();
+
+constexpr LayerTensorNames kGlm4Tensors = [] {
+  LayerTensorNames names = kGlmTensors;
+  names.attention_out_norm = {"post_self_attn_layernorm", "post_attention_norm"};
+  names.mlp_out_norm = {"post_mlp_layernorm", "post_ffw_norm"};
+  return names;
+}();
+
+constexpr LayerTensorNames kOlmo2Tensors = [] {
+  LayerTensorNames names = kLlamaTensors;
+  names.attention_norm = names.mlp_norm = {};
+  names.attention_out_norm = {"post_attention_layernorm", "post_attention_norm"};
+  names.mlp_out_norm = {"post_feedforward_layernorm", "post_ffw_norm"};
+  return names;
+}();
+
+constexpr LayerTensorNames kGemma3Tensors = [] {
+  LayerTensorNames names = kOlmo2Tensors;
+  names.attention_norm = kLlamaTensors.attention_norm;
+  names.mlp_norm = {"pre_feedforward_layernorm", "ffn_norm"};
   return names;
 }();
 
@@ -75,7 +97,7 @@ constexpr std::string_view kMinistral3Rope =
     R"({"rope_type": "yarn", "rope_theta": 1000000, "factor": 16, "original_max_position_embeddings": 16384,
         "mscale": 1, "mscale_all_dim": 1, "llama_4_scaling_beta": 0.1})";
 
-constexpr std::array<ModelFamily, 13> kFamilies = {{
+constexpr std::array<ModelFamily, 17> kFamilies = {{
     {.family = ModelConfig::Family::kLlama,
      .name = "Llama",
      .architecture = "LlamaForCausalLM",
@@ -91,7 +113,7 @@ constexpr std::array<ModelFamily, 13> kFamilies = {{
      .gguf_name = "",
      .kv_heads_absent = 8,
      .attention_bias = Key::kRefused,
-     .window = WindowKeys::kDefaultOn,
+     .windows = {.layers = WindowLayers::kAll, .absent = 4096},
      .tensors = &kLlamaTensors},
     {.family = ModelConfig::Family::kMinistral3,
      .name = "Ministral 3",
@@ -103,6 +125,7 @@ constexpr std::array<ModelFamily, 13> kFamilies = {{
      .head_dim_absent = 128,
      .rms_norm_eps_absent = 1e-5,
      .attention_bias = Key::kRefused,
+     .windows = {.layers = WindowLayers::kAll},
      .rope_absent = kMinistral3Rope,
      .scales_queries = true,
      .tensors = &kLlamaTensors},
@@ -113,7 +136,7 @@ constexpr std::array<ModelFamily, 13> kFamilies = {{
      .gguf_name = "qwen2",
      .kv_heads_absent = 32,
      .attention_bias = Key::kIgnored,
-     .window = WindowKeys::kSwitched,
+     .windows = {.layers = WindowLayers::kUpper, .has_switch = true, .absent = 4096},
      .layer = {.qkv_bias = true},
      .tensors = &kLlamaTensors},
     {.family = ModelConfig::Family::kQwen3,
@@ -123,7 +146,7 @@ constexpr std::array<ModelFamily, 13> kFamilies = {{
      .gguf_name = "qwen3",
      .kv_heads_absent = 32,
      .head_dim_absent = 128,
-     .window = WindowKeys::kSwitched,
+     .windows = {.layers = WindowLayers::kUpper, .has_switch = true, .absent = 4096},
      .layer = {.qk_norm = true},
      .tensors = &kLlamaTensors},
     {.family = ModelConfig::Family::kSmolLM3,
@@ -136,7 +159,7 @@ constexpr std::array<ModelFamily, 13> kFamilies = {{
      .rope_theta_absent = 2000000.0,
      .tied_absent = true,
      .mlp_bias = Key::kHonoured,
-     .window = WindowKeys::kBySwitch,
+     .windows = {.layers = WindowLayers::kUnrotated, .has_switch = true},
      .no_rope_interval = 4,
      .tensors = &kLlamaTensors},
     {.family = ModelConfig::Family::kSeedOss,
@@ -167,6 +190,7 @@ constexpr std::array<ModelFamily, 13> kFamilies = {{
      .rms_norm_eps_absent = 1e-5,
      .original_positions_absent = 4096,
      .attention_bias = Key::kRefused,
+     .windows = {.layers = WindowLayers::kAll},
      .rotates_in_part = true,
      .has_only_longrope = true,
      .tensors = &kPhi3Tensors},
@@ -184,6 +208,67 @@ constexpr std::array<ModelFamily, 13> kFamilies = {{
      .rotary_share_absent = 0.5,
      .layer = {.qkv_bias = true},
      .tensors = &kGlmTensors},
+    {.family = ModelConfig::Family::kGlm4,
+     .name = "GLM-4-0414",
+     .architecture = "Glm4ForCausalLM",
+     .model_type = "glm4",
+     .gguf_name = "glm4",
+     .interleaves = true,
+     .gguf_interleaves = true,
+     .kv_heads_absent = 2,
+     .head_dim_absent = 128,
+     .rms_norm_eps_absent = 1.5625e-7,
+     .out_bias = ModelFamily::OutBias::kNever,
+     .rotates_in_part = true,
+     .rotary_share_absent = 0.5,
+     .layer = {.norms = LayerSpec::Norms::kAround, .qkv_bias = true},
+     .tensors = &kGlm4Tensors},
+    {.family = ModelConfig::Family::kOlmo2,
+     .name = "OLMo 2",
+     .architecture = "Olmo2ForCausalLM",
+     .model_type = "olmo2",
+     .gguf_name = "olmo2",
+     .rms_norm_eps_absent = 1e-5,
+     .layer = {.norms = LayerSpec::Norms::kAfter, .qk_norm = true, .qk_norm_whole = true},
+     .tensors = &kOlmo2Tensors},
+    {.family = ModelConfig::Family::kOlmo3,
+     .name = "OLMo 3",
+     .architecture = "Olmo3ForCausalLM",
+     .model_type = "olmo3",
+     .gguf_name = "olmo2",
+     .rms_norm_eps_absent = 1e-5,
+     .rope_theta_absent = 500000.0,
+     .windows = {.layers = WindowLayers::kAllBut, .absent = 4096, .but = 4},
+     .has_rope_by_type = true,
+     .layer = {.norms = LayerSpec::Norms::kAfter, .qk_norm = true, .qk_norm_whole = true},
+     .tensors = &kOlmo2Tensors},
+    {.family = ModelConfig::Family::kGemma3,
+     .name = "Gemma 3",
+     .architecture = "Gemma3ForCausalLM",
+     .model_type = "gemma3_text",
+     .gguf_name = "gemma3",
+     .vocab_absent = 262208,
+     .heads_absent = 8,
+     .positions_absent = 131072,
+     .kv_heads_absent = 4,
+     .head_dim_absent = 256,
+     .rope_theta_absent = 1000000.0,
+     .tied_absent = true,
+     .windows = {.layers = WindowLayers::kAllBut,
+                 .absent = 4096,
+                 .but = 6,
+                 .but_key = "sliding_window_pattern"},
+     .has_rope_by_type = true,
+     .sliding_theta_key = "rope_local_base_freq",
+     .gguf_sliding_theta_key = "rope.freq_base_swa",
+     .sliding_theta_absent = 10000.0,
+     .activation = "gelu_pytorch_tanh",
+     .activation_key = "hidden_activation",
+     .is_gemma = true,
+     .layer = {.norms = LayerSpec::Norms::kAround,
+               .mlp = LayerSpec::Mlp::kGatedGelu,
+               .qk_norm = true},
+     .tensors = &kGemma3Tensors},
     {.family = ModelConfig::Family::kErnie,
      .name = "ERNIE 4.5",
      .architecture = "Ernie4_5ForCausalLM",
@@ -210,6 +295,7 @@ constexpr std::array<ModelFamily, 13> kFamilies = {{
      .rms_norm_eps_absent = 1e-5,
      .rope_theta_absent = 1000000.0,
      .attention_bias = Key::kRefused,
+     .windows = {.layers = WindowLayers::kAll},
      .experts = &kMixtralExperts,
      .layer = {.mlp = LayerSpec::Mlp::kExperts},
      .tensors = &kMixtralTensors},
@@ -219,7 +305,7 @@ constexpr std::array<ModelFamily, 13> kFamilies = {{
      .model_type = "qwen3_moe",
      .gguf_name = "qwen3moe",
      .kv_heads_absent = 4,
-     .window = WindowKeys::kDefaultBySwitch,
+     .windows = {.layers = WindowLayers::kAll, .has_switch = true, .absent = 4096},
      .experts = &kQwen3MoeExperts,
      .layer = {.mlp = LayerSpec::Mlp::kExperts, .qk_norm = true},
      .tensors = &kQwen3MoeTensors},

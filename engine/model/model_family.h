@@ -21,6 +21,7 @@ struct TensorName {
 
 struct LayerTensorNames {
   TensorName attention_norm, q, k, v, q_norm, k_norm, o, mlp_norm, gate, up, down;
+  TensorName attention_out_norm = {}, mlp_out_norm = {};  // where LayerSpec::NormsAfter()
   // Names in layers of experts. A directory has a tensor for each matrix of each expert, whose number stands between `experts` and
   // the name: "mlp.experts.7.gate_proj". A GGUF file has one of three dimensions for the same matrix of all.
   TensorName router = {};
@@ -46,26 +47,36 @@ struct ModelFamily {
     kIgnored,   // transformers does not read it in this family
     kRefused,   // true is an error: models of this family have none
   };
-  // The keys of config.json that say whether there is a sliding window.
-  enum class WindowKeys : uint8_t {
-    kWhereGiven,       // sliding_window; absent: none
-    kDefaultOn,        // sliding_window; absent: 4096
-    kSwitched,         // use_sliding_window and max_window_layers first; then as kDefaultOn
-    kBySwitch,         // use_sliding_window first; then as kWhereGiven
-    kDefaultBySwitch,  // use_sliding_window first; then as kDefaultOn
+  // Sliding windows, by the key sliding_window.
+  struct Windows {
+    // Layers that have it.
+    enum class Layers : uint8_t {
+      kNone,       // the reference does not read the key: where it could bite it is refused
+      kAll,        // and layer_types may name no others
+      kUpper,      // those of layer_types, else from max_window_layers on
+      kUnrotated,  // those of layer_types, else those without RoPE
+      kAllBut,     // those of layer_types, else all but each `but`-th
+    };
+    Layers layers = Layers::kNone;
+    bool has_switch = false;  // use_sliding_window, false where absent, is asked first
+    int32_t absent = 0;       // what an absent key means; 0: none
+    int32_t but = 0;
+    std::string_view but_key = {};  // that may say another number; "": there is none
   };
 
   ModelConfig::Family family;
   std::string_view name;          // in errors
   std::string_view architecture;  // of config.json
   std::string_view model_type;    // of config.json
-  // general.architecture; "": GGUF files call it by another family's, or none of it is read. Of two with one name, the one with
-  // experts is meant where the file has any.
+  // general.architecture; "": GGUF files call it by another family's, or none of it is read. Of two with one name, the later one
+  // is meant where the file has experts, or a window.
   std::string_view gguf_name;
   // Whether neighbouring rows of Q and K rotate together (WeightMatrix::HeadOrder::kInterleaved): in directories, because the
   // family does so, and in GGUF files, whose writers put rows in that order for most families that do not.
   bool interleaves = false;
   bool gguf_interleaves = false;
+  // What absent keys mean of the shape of families whose writers leave them out. 0: the key must be there.
+  int64_t vocab_absent = 0, heads_absent = 0, positions_absent = 0;
   int64_t kv_heads_absent = 0;  // 0: as many as query heads
   int64_t head_dim_absent = 0;  // 0: hidden_size / num_attention_heads
   double rms_norm_eps_absent = 1e-6;
@@ -84,7 +95,7 @@ struct ModelFamily {
   Key mlp_bias = Key::kRefused;
   // A key of its own that says whether all matrices of a layer have biases. "": there is none.
   std::string_view all_biases = {};
-  WindowKeys window = WindowKeys::kWhereGiven;
+  Windows windows = {};
   // Every so many layers the last one does not rotate, where no_rope_layers and no_rope_layer_interval do not say otherwise.
   // GGUF files have no key for it. 0: all layers rotate, and the keys are refused.
   int32_t no_rope_interval = 0;
@@ -94,6 +105,17 @@ struct ModelFamily {
   // rope_parameters where a file has none, as JSON. "": those of the reference's default, without scaling.
   std::string_view rope_absent = {};
   bool scales_queries = false;  // QueryScaling, else refused
+  // Layers with a window rotate by the second RoPE set: rope_parameters have an object for each layer type, and what
+  // rope_scaling says is of the others.
+  bool has_rope_by_type = false;
+  // Base of the second set: a key of its own, or an absent one's value. 0: that of the first.
+  std::string_view sliding_theta_key = {}, gguf_sliding_theta_key = {};
+  double sliding_theta_absent = 0;
+  // What the file names as the MLP's activation, and a key for it beside hidden_act, which may be absent.
+  std::string_view activation = "silu", activation_key = {};
+  // Gemma's: ModelConfig::norms_add_one in directories, an embedding multiplied by the root of hidden_size, and
+  // query_pre_attn_scalar, whose root divides attention's logits; absent: head_dim_absent.
+  bool is_gemma = false;
   bool has_only_longrope =
       false;  // of all kinds of RoPE scaling; older files call it "su" and "yarn"
   const ExpertKeys* experts = nullptr;  // null: keys about experts are refused

@@ -123,12 +123,14 @@ void AddUnlikeLayers(const ModelConfig& config, Sha256* digest) {
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const LayerSpec& layer = config.layers[i];
     if (layer.window == 0 && layer.rope == 0 && layer.norms == LayerSpec::Norms::kBefore &&
-        layer.mlp == LayerSpec::Mlp::kGatedSilu && layer.qk_norm == FirstLayer(config).qk_norm) {
+        layer.mlp == LayerSpec::Mlp::kGatedSilu && layer.qk_norm == FirstLayer(config).qk_norm &&
+        !layer.qk_norm_whole) {
       continue;
     }
     digest->Add(fmt::format("layer {} window {} rope {} norms {} mlp {} qk_norm {}\n", i,
                             layer.window, layer.rope, static_cast<int>(layer.norms),
                             static_cast<int>(layer.mlp), layer.qk_norm));
+    if (layer.qk_norm_whole) digest->Add("of all heads\n");
     if (layer.rope <= 0) continue;
     const RopeParameters rope = ComputeRope(config, layer.rope);
     digest->Add(rope.inv_freq.data(), rope.inv_freq.size() * sizeof(float));
@@ -150,6 +152,7 @@ void AddFactors(const ModelConfig& config, Sha256* digest) {
     digest->Add(fmt::format("experts {} normalized {}\n", config.experts.per_token,
                             config.experts.normalized));
   }
+  if (config.norms_add_one) digest->Add("norms add one\n");
   const RopeScaling& scaling = config.ropes[0].scaling;
   if (scaling.kind == RopeScaling::Kind::kLongRope) {
     digest->Add(fmt::format("longrope {}\n", scaling.UsesLongFactors() ? "long" : "short"));

@@ -17,7 +17,7 @@ using kernels::kExpertsMax;
 inline constexpr size_t kEosTokensMax = 64;
 inline constexpr double kRopeThetaMin = 1.0 + 1e-6, kRopeThetaMax = 1e15, kRopeFactorMax = 1e6;
 inline constexpr double kMultiplierMin = 1e-4, kMultiplierMax = 1e4;  // Granite's
-inline constexpr std::array<int64_t, 4> kHeadDims = {64, 80, 96, 128};
+inline constexpr std::array<int64_t, 5> kHeadDims = {64, 80, 96, 128, 256};
 
 }  // namespace winnow::engine
 

@@ -51,9 +51,9 @@ int64_t VectorBytes(const Weights& weights) {
   int64_t sum = values(weights.final_norm);
   for (const LayerWeights& layer : weights.layers) {
     for (const WeightMatrix* vector :
-         {&layer.attention_norm, &layer.q_bias, &layer.k_bias, &layer.v_bias, &layer.q_norm,
-          &layer.k_norm, &layer.o_bias, &layer.mlp_norm, &layer.gate_bias, &layer.up_bias,
-          &layer.down_bias, &layer.router}) {
+         {&layer.attention_norm, &layer.attention_out_norm, &layer.mlp_out_norm, &layer.q_bias,
+          &layer.k_bias, &layer.v_bias, &layer.q_norm, &layer.k_norm, &layer.o_bias,
+          &layer.mlp_norm, &layer.gate_bias, &layer.up_bias, &layer.down_bias, &layer.router}) {
       sum += values(*vector);
     }
   }

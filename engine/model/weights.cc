@@ -316,7 +316,7 @@ std::vector<TensorSpec> ModelTensors(const ModelConfig& config, Weights* weights
     const LayerSpec& spec = config.layers[i];
     LayerWeights& to_layer = to.layers[i];
     LayerTensors tensors(i, &specs);
-    tensors.Norm(names.attention_norm, hidden, &to_layer.attention_norm);
+    if (spec.NormsBefore()) tensors.Norm(names.attention_norm, hidden, &to_layer.attention_norm);
     if (names.q.safetensors == names.k.safetensors) {
       tensors.Shared(names.q, hidden,
                      {{.rows = q_rows, .matrix = &to_layer.q, .rotary_heads = config.num_heads},
@@ -330,11 +330,15 @@ std::vector<TensorSpec> ModelTensors(const ModelConfig& config, Weights* weights
       tensors.Linear(names.v, kv_rows, hidden, spec.qkv_bias, &to_layer.v, &to_layer.v_bias);
     }
     if (spec.qk_norm) {
-      tensors.Norm(names.q_norm, d, &to_layer.q_norm);
-      tensors.Norm(names.k_norm, d, &to_layer.k_norm);
+      tensors.Norm(names.q_norm, spec.qk_norm_whole ? q_rows : d, &to_layer.q_norm);
+      tensors.Norm(names.k_norm, spec.qk_norm_whole ? kv_rows : d, &to_layer.k_norm);
     }
     tensors.Linear(names.o, hidden, q_rows, spec.o_bias, &to_layer.o, &to_layer.o_bias);
-    tensors.Norm(names.mlp_norm, hidden, &to_layer.mlp_norm);
+    if (spec.NormsAfter()) {
+      tensors.Norm(names.attention_out_norm, hidden, &to_layer.attention_out_norm);
+      tensors.Norm(names.mlp_out_norm, hidden, &to_layer.mlp_out_norm);
+    }
+    if (spec.NormsBefore()) tensors.Norm(names.mlp_norm, hidden, &to_layer.mlp_norm);
     if (spec.mlp == LayerSpec::Mlp::kExperts) {
       tensors.Experts(names, config.experts, hidden, &to_layer);
       continue;

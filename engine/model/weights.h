@@ -67,13 +67,14 @@ struct ExpertWeights {
 // Views into the mapped files; valid while the Weights live. An absent optional tensor has data == nullptr. Data may
 // lie at any address: safetensors promises no alignment, and files of its first writers have none.
 struct LayerWeights {
-  WeightMatrix attention_norm;          // [1][hidden]
+  WeightMatrix attention_norm;          // [1][hidden], of what attention reads; optional
   WeightMatrix q, k, v;                 // [H*d][hidden], [Hkv*d][hidden] twice
   WeightMatrix q_bias, k_bias, v_bias;  // [1][...], optional
-  WeightMatrix q_norm, k_norm;          // [1][d], optional
+  WeightMatrix q_norm, k_norm;          // [1][d]; [1][H*d] and [1][Hkv*d] of whole ones; optional
   WeightMatrix o;                       // [hidden][H*d]
   WeightMatrix o_bias;                  // optional
-  WeightMatrix mlp_norm;                // [1][hidden]
+  WeightMatrix attention_out_norm;      // [1][hidden], of what attention gives; optional
+  WeightMatrix mlp_norm, mlp_out_norm;  // the same of the MLP
   WeightMatrix gate, up;  // [intermediate][hidden]; of a layer of experts absent, as is down
   WeightMatrix gate_bias, up_bias;  // optional
   WeightMatrix down;                // [hidden][intermediate]

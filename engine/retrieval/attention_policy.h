@@ -112,6 +112,7 @@ struct AttentionPolicy {
 
   bool IsDense() const { return kind == Kind::kDense; }
   // Whether queries retrieve in this layer, under a policy that is not dense. The one place that decides it.
+  // Whether it may choose in this layer, if that sees all tokens (LayerSpec::SeesAll).
   bool RetrievesIn(int32_t layer) const { return layer >= dense_layers; }
   bool HasBudget() const { return kind != Kind::kDense && kind != Kind::kWindow; }
   bool IsLearned() const {

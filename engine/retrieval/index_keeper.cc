@@ -48,10 +48,13 @@ IndexKeeper::IndexKeeper(const RetrievalShape& shape, KvMemory& memory, kernels:
     // A new fit costs pca's codes, and nothing else.
     const std::string& functions = part.fitted ? fit_id_ : artifact_id_;
     Keepable index;
-    index.digest = Sha256(fmt::format("index 2 {} {} ", part.title, functions) +
+    index.digest = Sha256(fmt::format("index 3 {} {} ", part.title, functions) +
                           std::string(reinterpret_cast<const char*>(model.data()), model.size()));
     index.kind = KindOf(index.digest);
     index.number = memory_.blocks().AddIndex();
+    for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
+      if (part.pools[layer] != nullptr) index.layers.push_back(layer);
+    }
     index.part = std::move(part);
     keepables_.push_back(std::move(index));
   }
@@ -97,11 +100,9 @@ bool IndexKeeper::Has(const Keepable& index, int32_t block, int32_t first_layer)
   return memory_.blocks().IndexedFrom(index.number, block) <= first_layer;
 }
 
-// The kept part begins there: layers that have none take no room before the first that has one.
-int32_t IndexKeeper::FirstKept(const Keepable& index, int32_t first_layer) const {
-  int32_t first = first_layer;
-  while (first < shape_.num_layers && index.part.pools[first] == nullptr) ++first;
-  return first;
+std::span<const int32_t> IndexKeeper::LayersFrom(const Keepable& index, int32_t first_layer) {
+  const auto first = std::lower_bound(index.layers.begin(), index.layers.end(), first_layer);
+  return {first, index.layers.end()};
 }
 
 storage::BlockId IndexKeeper::IdOf(const Keepable& index, const BlockName& name) const {
@@ -115,22 +116,18 @@ void IndexKeeper::SaveBlock(int32_t block, const BlockName& name) {
   for (const Keepable& index : keepables_) {
     if (!Has(index, block, shape_.num_layers - 1)) continue;
     const size_t block_bytes = index.part.block_bytes;
-    const int32_t first = FirstKept(index, memory_.blocks().IndexedFrom(index.number, block));
-    const size_t bytes = (shape_.num_layers - first) * block_bytes;
+    const std::span<const int32_t> layers =
+        LayersFrom(index, memory_.blocks().IndexedFrom(index.number, block));
+    const size_t bytes = layers.size() * block_bytes;
     const storage::BlockId id = IdOf(index, name);
     // An index kept under a policy with fewer dense layers serves this one, too.
     if (bytes == 0 || memory_.store().SideBytes(id) >= bytes) continue;
     const std::span<std::byte> payload = Payload(bytes);
     if (payload.empty()) return;
     copies_.clear();
-    for (int32_t layer = first; layer < shape_.num_layers; ++layer) {
-      std::byte* const of_layer = payload.data() + (layer - first) * block_bytes;
-      std::byte* const pool = index.part.pools[layer];
-      if (pool == nullptr) {
-        std::fill_n(of_layer, block_bytes, std::byte{0});
-      } else {
-        copies_.push_back({of_layer, pool + block * block_bytes, block_bytes});
-      }
+    for (size_t i = 0; i < layers.size(); ++i) {
+      copies_.push_back({payload.data() + i * block_bytes,
+                         index.part.pools[layers[i]] + block * block_bytes, block_bytes});
     }
     backend_.CopyAllToHost(copies_);
     if (!backend_.failure().empty()) return;  // what came cannot be trusted
@@ -143,17 +140,18 @@ std::vector<StoreClient::SideRead> IndexKeeper::PlanReads(const Keepable& index,
                                                           std::span<const int32_t> blocks,
                                                           std::span<const BlockName> names,
                                                           int32_t first_layer) const {
-  const int32_t first_wanted = FirstKept(index, first_layer);
   const size_t block_bytes = index.part.block_bytes;
+  const size_t wanted = LayersFrom(index, first_layer).size() * block_bytes;
   std::vector<StoreClient::SideRead> reads;
   for (size_t i = 0;
        i < blocks.size() && reads.size() < kIndexReads && !Has(index, blocks[i], first_layer);
        ++i) {
     const storage::BlockId id = IdOf(index, names[i]);
     const size_t kept = memory_.store().SideBytes(id);
-    const int32_t first =
-        shape_.num_layers - static_cast<int32_t>(kept / std::max<size_t>(1, block_bytes));
-    if (kept == 0 || kept % block_bytes != 0 || first < 0 || first > first_wanted) break;
+    if (kept == 0 || kept % block_bytes != 0 || kept < wanted ||
+        kept > index.layers.size() * block_bytes) {
+      break;
+    }
     reads.push_back({.id = id, .bytes = kept});
   }
   return reads;
@@ -189,15 +187,12 @@ size_t IndexKeeper::Load(Keepable& index, std::span<const int32_t> blocks,
       good = read.good;
       if (!good) break;
       const int32_t block = blocks[begin];
-      const auto layers = static_cast<int32_t>(read.bytes / block_bytes);
-      const int32_t first = shape_.num_layers - layers;
-      for (int32_t i = 0; i < layers; ++i) {
-        std::byte* const pool = index.part.pools[first + i];
-        if (pool == nullptr) continue;
-        copies_.push_back(
-            {read.into.data() + i * block_bytes, pool + block * block_bytes, block_bytes});
+      const auto layers = std::span(index.layers).last(read.bytes / block_bytes);
+      for (size_t i = 0; i < layers.size(); ++i) {
+        copies_.push_back({read.into.data() + i * block_bytes,
+                           index.part.pools[layers[i]] + block * block_bytes, block_bytes});
       }
-      memory_.blocks().SetIndexedFrom(index.number, block, std::min(first, first_layer));
+      memory_.blocks().SetIndexedFrom(index.number, block, std::min(layers[0], first_layer));
       ++begin;
     }
     backend_.CopyAllToDevice(copies_);
@@ -215,7 +210,7 @@ void IndexKeeper::Adopt(RetrievalState& state, std::span<const int32_t> blocks,
   }
   const auto tokens = static_cast<int32_t>(has) * shape_.layout.block_tokens;
   for (int32_t layer = 0; layer < shape_.num_layers; ++layer) {
-    if (policy.RetrievesIn(layer)) state.layer(layer).indexed = tokens;
+    if (state.RetrievesIn(layer)) state.layer(layer).indexed = tokens;
   }
   if (policy.completion || policy.HasTail()) LoadSummary(state, names, retrieve_from);
 }
@@ -232,9 +227,12 @@ uint32_t IndexKeeper::SummaryKind(const AttentionPolicy& policy, Digest* digest)
 void IndexKeeper::SaveSummary(const RetrievalState& state, const BlockName& name) {
   const kernels::Buffer& place = state.summaries();
   if (!memory_.store().exists() || place.data() == nullptr) return;
-  const kernels::TokenRange tokens = state.layer(state.num_layers() - 1).summary.tokens;
-  for (int32_t layer = 0; layer < shape_.num_layers; ++layer) {
-    if (state.policy().RetrievesIn(layer) && state.layer(layer).summary.tokens != tokens) return;
+  kernels::TokenRange tokens;
+  for (int32_t layer = shape_.num_layers - 1; layer >= 0; --layer) {
+    if (!state.RetrievesIn(layer)) continue;
+    const kernels::TokenRange of_layer = state.layer(layer).summary.tokens;
+    if (tokens.size() == 0) tokens = of_layer;
+    if (of_layer != tokens) return;
   }
   // Only of tokens that the name covers.
   if (tokens.size() <= 0 || tokens.last > (name.index + 1) * shape_.layout.block_tokens) return;
@@ -275,8 +273,9 @@ bool IndexKeeper::LoadSummary(RetrievalState& state, std::span<const BlockName> 
     }
     backend_.CopyToDevice(payload.data() + sizeof header, place.data(), place.size_bytes());
     for (int32_t layer = 0; layer < shape_.num_layers; ++layer) {
-      if (policy.RetrievesIn(layer))
+      if (state.RetrievesIn(layer)) {
         state.layer(layer).summary.tokens = {header.first, header.last};
+      }
     }
     return true;
   }

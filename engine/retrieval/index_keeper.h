@@ -50,14 +50,16 @@ class IndexKeeper {
  private:
   struct Keepable {
     Indexes::Part part;
-    int32_t number = 0;  // in the block table, which knows the blocks that it has
-    uint32_t kind = 0;   // of the store's keys
+    std::vector<int32_t> layers;  // that have a pool, ascending
+    int32_t number = 0;           // in the block table, which knows the blocks that it has
+    uint32_t kind = 0;            // of the store's keys
     Digest digest = {};
   };
 
   std::span<std::byte> Payload(size_t bytes);
   std::vector<Keepable*> KeepablesOf(const AttentionPolicy& policy);
-  int32_t FirstKept(const Keepable& index, int32_t first_layer) const;
+  // Layers whose index is kept from `first_layer` on.
+  static std::span<const int32_t> LayersFrom(const Keepable& index, int32_t first_layer);
   storage::BlockId IdOf(const Keepable& index, const BlockName& name) const;
   bool Has(const Keepable& index, int32_t block, int32_t first_layer) const;
   size_t Load(Keepable& index, std::span<const int32_t> blocks, std::span<const BlockName> names,

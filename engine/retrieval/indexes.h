@@ -107,6 +107,9 @@ class Indexes {
   absl::Status CheckLearned(const AttentionPolicy& policy) const;
   absl::Status CheckPca(const AttentionPolicy& policy) const;
   absl::Status CheckCompletion(const AttentionPolicy& policy) const;
+  bool MayRetrieveIn(const AttentionPolicy& policy, int32_t layer) const {
+    return policy.RetrievesIn(layer) && config_.layers[layer].SeesAll();
+  }
   bool Waits(const PassRows& rows, int32_t indexed) const;
   void AppendSpans(int32_t layer, const AttentionPolicy& policy);
 

@@ -19,7 +19,8 @@ namespace winnow::engine {
 // Facts of the model that the steps need.
 struct RetrievalShape {
   RetrievalShape(const ModelConfig& config, const kernels::KvLayout& kv)
-      : num_layers(config.num_layers()),
+      : layers(config.layers),
+        num_layers(config.num_layers()),
         num_heads(config.num_heads),
         kv_heads(kv.kv_heads),
         head_dim(config.head_dim),
@@ -33,6 +34,7 @@ struct RetrievalShape {
     return (tokens + layout.block_tokens - 1) / layout.block_tokens;
   }
 
+  std::vector<LayerSpec> layers;
   int32_t num_layers, num_heads, kv_heads, head_dim;
   float scale;  // of logits
   kernels::KvLayout layout;

@@ -135,10 +135,11 @@ void ReadCounter::CountRows(const PassRows& rows) {
        position < end; ++position) {
     // Nobody attends in the last layer but who wants logits.
     const bool has_logits = position >= end - chunk.num_logits;
-    const uint64_t layers = static_cast<uint64_t>(shape_.num_layers) - (has_logits ? 0 : 1);
-    const uint64_t visible = static_cast<uint64_t>(position) + 1;
-    tally.rows_dense += visible * layers * shape_.kv_heads;
-    tally.rows_read += visible * layers * shape_.kv_heads;
+    const std::span<const LayerSpec> layers(shape_.layers);
+    const uint64_t seen = KvRowsSeen(has_logits ? layers : layers.first(layers.size() - 1),
+                                     shape_.kv_heads, position);
+    tally.rows_dense += seen;
+    tally.rows_read += seen;
     const int32_t steps = rows.floor.Taken(position);
     tally.widened_tokens += steps == 1 || steps == 2 ? 1 : 0;
     tally.floor_dense_tokens += steps == 3 ? 1 : 0;

@@ -97,7 +97,7 @@ absl::Status RetrievalAttention::CheckPolicy(const AttentionPolicy& policy) cons
 
 absl::StatusOr<std::unique_ptr<RetrievalState>> RetrievalAttention::NewState(
     const AttentionPolicy& policy) {
-  auto state = std::make_unique<RetrievalState>(policy, shape_.num_layers);
+  auto state = std::make_unique<RetrievalState>(policy, shape_.layers);
   WINNOW_RETURN_IF_ERROR(Resume(*state));
   return state;
 }
@@ -180,7 +180,7 @@ std::span<const AttentionChunk> RetrievalAttention::DenseChunks(
   for (const AttentionChunk& chunk : all) {
     while (rows != rows_.end() && rows->first_row + rows->size() <= chunk.first_row) ++rows;
     const bool covered = rows != rows_.end() && rows->first_row <= chunk.first_row &&
-                         rows->policy().RetrievesIn(layer);
+                         rows->state().RetrievesIn(layer);
     if (!covered) {
       dense_chunks_.push_back(chunk);
       continue;
@@ -198,7 +198,7 @@ void RetrievalAttention::PlanQueries(int32_t layer, const Method& method, bool l
   candidates_.clear();
   query_rows_.clear();
   for (const PassRows* rows : method.rows) {
-    if (!rows->policy().RetrievesIn(layer) || memory_.chunk_lost(rows->index) ||
+    if (!rows->state().RetrievesIn(layer) || memory_.chunk_lost(rows->index) ||
         (decoding_only && rows->size() > 1)) {
       continue;
     }

@@ -12,11 +12,11 @@ namespace {
 
 using Kind = AttentionPolicy::Kind;
 
-// Tables of cells of one sequence, of every layer.
+// Tables of cells of one sequence, of every layer that sees all tokens.
 int64_t CellTableBytes(const ModelConfig& config, const RetrievalOptions& options) {
   const bool has = std::any_of(options.indexes.begin(), options.indexes.end(),
                                [](const IndexSpec& spec) { return spec.kind == Kind::kPca; });
-  return has ? config.num_layers() *
+  return has ? config.NumFullLayers() *
                    kernels::CellTableFloats(config.num_kv_heads, config.head_dim) *
                    static_cast<int64_t>(sizeof(float))
              : 0;
@@ -75,7 +75,7 @@ int64_t SummaryBytes(const ModelConfig& config, const RetrievalOptions& options)
   if (options.artifact == nullptr) return tables;
   int64_t floats = 0;
   for (int32_t layer = 0; layer < config.num_layers(); ++layer) {
-    if (!options.artifact->HasFeatures(layer)) continue;
+    if (!config.layers[layer].SeesAll() || !options.artifact->HasFeatures(layer)) continue;
     const int32_t features = options.artifact->FeatureMap(layer, Artifact::Side::kKey).out.out;
     floats += config.num_kv_heads * kernels::SummaryFloats(features, config.head_dim);
   }
@@ -85,7 +85,7 @@ int64_t SummaryBytes(const ModelConfig& config, const RetrievalOptions& options)
 int64_t ResidualBlockBytes(const ModelConfig& config, const kernels::KvLayout& layout,
                            int32_t bits) {
   const kernels::CodeLayout codes{layout.kv_heads, layout.block_tokens, bits};
-  return static_cast<int64_t>(codes.BlockBytes()) * config.num_layers();
+  return static_cast<int64_t>(codes.BlockBytes()) * config.NumFullLayers();
 }
 
 int64_t IndexBlockBytes(const ModelConfig& config, const kernels::KvLayout& layout,
@@ -93,21 +93,23 @@ int64_t IndexBlockBytes(const ModelConfig& config, const kernels::KvLayout& layo
   int64_t bytes = 0;
   for (const IndexSpec& spec : options.indexes) {
     if (spec.kind == Kind::kQuest) {
-      bytes += static_cast<int64_t>(kernels::BoundBlockBytes(layout)) * config.num_layers();
+      bytes += static_cast<int64_t>(kernels::BoundBlockBytes(layout)) * config.NumFullLayers();
       continue;
     }
     const kernels::CodeLayout codes{layout.kv_heads, layout.block_tokens, spec.bits};
-    const int64_t layers =
-        spec.kind == Kind::kLsh || spec.kind == Kind::kPca || options.artifact == nullptr
-            ? config.num_layers()
-            : static_cast<int64_t>(options.artifact->layers(spec.kind).size());
+    const bool learned = spec.kind != Kind::kLsh && spec.kind != Kind::kPca;
+    int64_t layers = 0;
+    for (int32_t layer = 0; layer < config.num_layers(); ++layer) {
+      layers += config.layers[layer].SeesAll() && (!learned || options.artifact == nullptr ||
+                                                   options.artifact->HasLayer(spec.kind, layer));
+    }
     bytes += static_cast<int64_t>(codes.BlockBytes()) * layers;
     if (spec.kind == Kind::kPca && options.residual_codes) {
       bytes += ResidualBlockBytes(config, layout, spec.bits);
     }
   }
   if (options.four_bit_keys) {
-    bytes += static_cast<int64_t>(kernels::Int4BlockBytes(layout)) * config.num_layers();
+    bytes += static_cast<int64_t>(kernels::Int4BlockBytes(layout)) * config.NumFullLayers();
   }
   return bytes;
 }

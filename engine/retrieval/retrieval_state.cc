@@ -85,6 +85,13 @@ bool IsProbed(int32_t position, int32_t layer, int32_t interval) {
   return (mixed ^ mixed >> 31) % static_cast<uint64_t>(interval) == 0;
 }
 
+RetrievalState::RetrievalState(const AttentionPolicy& policy, std::span<const LayerSpec> layers)
+    : policy_(policy), layers_(layers.size()) {
+  for (size_t i = 0; i < layers.size(); ++i) {
+    layers_[i].retrieves = policy.RetrievesIn(static_cast<int32_t>(i)) && layers[i].SeesAll();
+  }
+}
+
 void RetrievalState::Truncate(int32_t tokens) {
   // The next query sees one token more than is left. A summary cannot give tokens back.
   const int32_t mid_last = PlanQuery(policy_, tokens, 0).mid.last;
@@ -114,7 +121,7 @@ void RetrievalState::Suspend() {
 int32_t RetrievalState::NotIndexed(int32_t tokens) const {
   int32_t most = 0;
   for (int32_t i = 0; i < num_layers(); ++i) {
-    if (policy_.RetrievesIn(i)) most = std::max(most, tokens - layers_[i].indexed);
+    if (layers_[i].retrieves) most = std::max(most, tokens - layers_[i].indexed);
   }
   return most;
 }

@@ -12,8 +12,10 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <vector>
 
+#include "engine/model/layer_spec.h"
 #include "engine/retrieval/attention_policy.h"
 #include "kernels/retrieval.h"
 #include "kernels/tensor.h"
@@ -91,10 +93,11 @@ bool IsProbed(int32_t position, int32_t layer, int32_t interval);
 
 class RetrievalState {
  public:
-  RetrievalState(const AttentionPolicy& policy, int32_t num_layers)
-      : policy_(policy), layers_(num_layers) {}
+  RetrievalState(const AttentionPolicy& policy, std::span<const LayerSpec> layers);
 
   const AttentionPolicy& policy() const { return policy_; }
+  // Whether the policy chooses what the layer reads; else it reads all that it sees.
+  bool RetrievesIn(int32_t layer) const { return layers_[layer].retrieves; }
   const RetrievalCounts& counts() const { return counts_; }
 
   // The KV from token `tokens` on is lost, and will be written again with the same tokens: what is
@@ -112,6 +115,7 @@ class RetrievalState {
   // ---- for engine/retrieval/ alone ----
 
   struct Layer {
+    bool retrieves = false;
     int32_t indexed = 0;       // tokens [0, indexed) are in the index of the policy
     kernels::Summary summary;  // its data are in summaries()
   };

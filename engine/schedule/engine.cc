@@ -410,9 +410,13 @@ uint64_t Engine::BeginFetch(Sequence& sequence, int32_t tokens, TimePoint now) {
   const std::span<const int32_t> blocks = sequence.cache.block_table();
   const int32_t last = BlocksFor(int64_t{position} + tokens, model_.block_tokens());
   sequence.fetch_begun = now;
-  return memory_->fetcher().Begin(
-      blocks.first(std::min(blocks.size(), static_cast<size_t>(last))),
-      [&](int32_t layer) { return dense || !policy.RetrievesIn(layer); });
+  return memory_->fetcher().Begin(blocks.first(std::min(blocks.size(), static_cast<size_t>(last))),
+                                  [&](int32_t layer) -> size_t {
+                                    if (!dense && sequence.retrieval->RetrievesIn(layer))
+                                      return blocks.size();
+                                    return model_.FirstRead(layer, position) /
+                                           model_.block_tokens();
+                                  });
 }
 
 // Its bytes for usage; those of a prefix that came whole are a resume's instead.
@@ -762,8 +766,7 @@ void Engine::CountTiers(Sequence& sequence, int32_t chunk, const TierBytes& fetc
 void Engine::CountDenseDecode(Sequence& sequence) {
   // The step's one token reads every row up to its own.
   RetrievalCounts counts;
-  counts.rows_read = counts.rows_dense =
-      static_cast<uint64_t>(sequence.num_known_tokens()) * model_.kv_rows_per_token();
+  counts.rows_read = counts.rows_dense = model_.KvRowsSeen(sequence.num_known_tokens() - 1, 1);
   Count(sequence, counts);
 }
 

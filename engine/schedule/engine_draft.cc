@@ -171,15 +171,14 @@ void Engine::AdvanceDraft(Sequence& sequence, std::span<const kernels::SampledTo
     }
     return;
   }
-  const auto row_rows = static_cast<uint64_t>(model_.kv_rows_per_token());
-  // One pass reads what its last row sees, once for all rows.
-  counts.rows_read += static_cast<uint64_t>(draft.position() + rows) * row_rows;
+  // One pass reads what its rows see, once for all of them.
+  counts.rows_read += model_.KvRowsSeen(draft.position(), rows);
   CountDraftReads(sequence, rows, {.fast = counts.rows_read * model_.kv_row_bytes()});
   const int32_t accepted = draft.NumAccepted(drawn);
   int32_t taken = 0;
   while (taken < accepted && !sequence.ended) {
     // Before it may end the answer, whose usage is told then.
-    counts.rows_dense = static_cast<uint64_t>(draft.position() + 1 + taken) * row_rows;
+    counts.rows_dense = model_.KvRowsSeen(draft.position() + taken, 1);
     Count(sequence, counts);
     const DraftCounts drafts = draft.CountsOf(rows, taken);
     sequence.usage.drafts += drafts;

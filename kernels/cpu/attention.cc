@@ -34,7 +34,8 @@ void CpuBackend::PlanAttention(const Tensor& q, std::span<const AttentionChunk> 
   // Tiles take all KV heads of a token, unless there are then too few pieces to go round.
   int64_t num_splits = 0;
   for (const AttentionChunk& chunk : chunks) {
-    num_splits += (int64_t{chunk.position} + chunk.num_tokens + split_tokens - 1) / split_tokens;
+    num_splits += (int64_t{chunk.position} + chunk.num_tokens + split_tokens - 1) / split_tokens -
+                  chunk.FirstKey() / split_tokens;
   }
   const int64_t pieces_per_split =
       (kItemsPerThread * num_threads() + num_splits) / (num_splits + 1);
@@ -63,9 +64,14 @@ void CpuBackend::PlanAttention(const Tensor& q, std::span<const AttentionChunk> 
         work.tile.num_kv_heads = std::min(tile_heads, layout.kv_heads - head);
         work.tile.position = chunk.position + first;
         work.tile.num_tokens = std::min(tile_tokens, chunk.num_tokens - first);
+        work.tile.window = chunk.window;
+        work.tile.first_key =
+            AttentionChunk{.position = work.tile.position, .window = chunk.window}.FirstKey();
         work.out = out.f32(chunk.first_row + first) + column;
+        work.first_split = work.tile.first_key / split_tokens;
         work.num_splits =
-            (work.tile.position + work.tile.num_tokens + split_tokens - 1) / split_tokens;
+            (work.tile.position + work.tile.num_tokens + split_tokens - 1) / split_tokens -
+            work.first_split;
         total_cost += Cost(work);
         attention_work_.push_back(work);
       }
@@ -147,21 +153,23 @@ void CpuBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunks,
       }
     }
   };
-  threads_.ParallelFor(static_cast<int64_t>(attention_items_.size()), [&](int64_t item,
-                                                                          int thread) {
-    const AttentionWork& work = attention_work_[attention_items_[item].work];
-    std::byte* scratch = thread_scratch + thread * thread_bytes;
-    if (work.split) {
-      const int32_t split = attention_items_[item].split;
-      const size_t rows = rows_of(work);
-      ops_.attend_splits(call, work.tile, split, split + 1, false,
-                         split_states + work.states_offset + split * rows * state_floats, scratch);
-    } else {
-      float* states = reinterpret_cast<float*>(scratch + leaf_bytes);
-      ops_.attend_splits(call, work.tile, 0, work.num_splits, true, states, scratch);
-      finish(work, states);
-    }
-  });
+  threads_.ParallelFor(
+      static_cast<int64_t>(attention_items_.size()), [&](int64_t item, int thread) {
+        const AttentionWork& work = attention_work_[attention_items_[item].work];
+        std::byte* scratch = thread_scratch + thread * thread_bytes;
+        if (work.split) {
+          const int32_t split = attention_items_[item].split;
+          const size_t rows = rows_of(work);
+          ops_.attend_splits(
+              call, work.tile, work.first_split + split, work.first_split + split + 1, false,
+              split_states + work.states_offset + split * rows * state_floats, scratch);
+        } else {
+          float* states = reinterpret_cast<float*>(scratch + leaf_bytes);
+          ops_.attend_splits(call, work.tile, work.first_split, work.first_split + work.num_splits,
+                             true, states, scratch);
+          finish(work, states);
+        }
+      });
   if (split_state_floats == 0) return;
   threads_.ParallelFor(static_cast<int64_t>(attention_work_.size()), [&](int64_t item, int) {
     const AttentionWork& work = attention_work_[item];

@@ -93,6 +93,13 @@ struct Worker {
     return position <= tile.position ? 0 : (position - tile.position) * call.group;
   }
 
+  // The end of a head's rows that see a unit which ends before `end`. REQUIRES: one of them does.
+  int32_t LastRowSeeing(int32_t end) const {
+    if (tile.window == 0) return head_rows;
+    return static_cast<int32_t>(
+        Min(int64_t{head_rows}, (int64_t{end} + tile.window - 1 - tile.position) * call.group));
+  }
+
   // Leaves the state of the split's keys in outputs, maxima and sums.
   void RunSplit(int32_t first_position, int32_t last_position) const {
     for (int32_t row = 0; row < num_rows; ++row) {
@@ -100,7 +107,7 @@ struct Worker {
       for (int64_t i = 0; i < kPanelOutputs; i += kLanes) Vec::Store(Sums(row) + i, Vec::Zero());
       scratch.maxima[row] = -__builtin_inff();
     }
-    for (int32_t start = first_position; start < last_position;) {
+    for (int32_t start = FirstUnit(first_position); start < last_position;) {
       const int32_t tokens = UnitTokens(start);
       for (int32_t head = 0; head < tile.num_kv_heads; ++head) {
         const bool last_head = head + 1 == tile.num_kv_heads;
@@ -111,6 +118,12 @@ struct Worker {
     }
   }
 
+  // The first unit of the split that a row sees.
+  int32_t FirstUnit(int32_t first_position) const {
+    if (tile.first_key <= first_position) return first_position;
+    const int32_t in_block = tile.first_key % call.layout.block_tokens;
+    return tile.first_key - in_block % kAttentionUnitTokens;
+  }
   int32_t UnitTokens(int32_t start) const {
     return Min(kAttentionUnitTokens, call.layout.block_tokens - start % call.layout.block_tokens);
   }
@@ -142,7 +155,7 @@ struct Worker {
     }
 #endif
     const int32_t first_row = head * head_rows + FirstRowSeeing(start);
-    const int32_t last_row = (head + 1) * head_rows;
+    const int32_t last_row = head * head_rows + LastRowSeeing(start + tokens);
 #if defined(__AVX512BF16__)
     if constexpr (Panels::kDType == DType::kBF16 && !InMatrixTiles<Panels>) {
       if (last_row - first_row <= kDirectRows && valid == tokens) {
@@ -156,19 +169,18 @@ struct Worker {
     PackValues<Panels, kUnitType>(values, tokens, valid, d, scratch.value_panels, ahead,
                                   static_cast<int>(lines));
     if constexpr (InMatrixTiles<Panels>) {
-      return RunMatrixTiles(head, first_row, start, tokens, keys, ahead);
+      return RunMatrixTiles(head, first_row, last_row, start, tokens, keys, ahead);
     }
     const int64_t row_tiles = (last_row - first_row + kTileRows - 1) / kTileRows;
     RunRows<kTileRows>(first_row, last_row, start, tokens, ahead,
                        (ahead.LinesLeft() + row_tiles - 1) / row_tiles);
   }
 
-  // The head's rows from first_row on, in blocks of equal height where that is possible: each height needs a configuration.
-  void RunMatrixTiles(int32_t head, int32_t first_row, int32_t start, int32_t tokens,
+  // The head's rows [first_row, end), in blocks of equal height where that is possible: each height needs a configuration.
+  void RunMatrixTiles(int32_t head, int32_t first_row, int32_t end, int32_t start, int32_t tokens,
                       const UnitRows& keys, Prefetcher& ahead) const {
     using Tiles = AttentionTiles<typename Panels::Tiles>;
     const int32_t block_rows = BlockRows();
-    const int32_t end = (head + 1) * head_rows;
     const int32_t blocks = (head_rows + block_rows - 1) / block_rows;
     const int64_t lines = (ahead.LinesLeft() + head_rows - 1) / head_rows;
     for (int32_t block = 0; block < blocks; ++block) {
@@ -284,11 +296,15 @@ struct Worker {
   // multiplied by. Those of `row` are the first-th in the scratch. REQUIRES: scale > 0.
   template <int kRows>
   void Weigh(int32_t row, int32_t start, int32_t tokens, int32_t first = 0) const {
-    const bool causal_border =
-        start + tokens > tile.position + 1;  // some row does not see the whole unit
+    // Some row does not see the whole unit.
+    const bool causal_border = start + tokens > tile.position + 1;
+    const bool window_border =
+        tile.window > 0 && start <= tile.position + tile.num_tokens - 1 - tile.window;
     for (int r = 0; r < kRows; ++r) {
       float* scores = scratch.scores + (first + r) * kAttentionUnitTokens;
-      if (causal_border) HideFuture(scores, tile.position + TokenOf(row + r) - start + 1, tokens);
+      const int32_t seen = tile.position + TokenOf(row + r) - start + 1;
+      if (causal_border) HideFuture(scores, seen, tokens);
+      if (window_border) HidePast(scores, Min(seen - tile.window, tokens));
       Vec::Reg max = Vec::Load(scores);
       for (int32_t t = kLanes; t < tokens; t += kLanes) max = Vec::Max(max, Vec::Load(scores + t));
       const float old_max = scratch.maxima[row + r];
@@ -311,6 +327,11 @@ struct Worker {
     for (int32_t t = 0; t < tokens; t += kLanes) {
       Vec::Store(scores + t, Vec::KeepFirst(Vec::Load(scores + t), seen - t));
     }
+  }
+
+  // Scores of the first `hidden` tokens become minus infinity.
+  static void HidePast(float* scores, int32_t hidden) {
+    for (int32_t t = 0; t < hidden; ++t) scores[t] = -__builtin_inff();
   }
 
   // Stores a row's weights as panels want their rows; returns `sum` with them added as they were

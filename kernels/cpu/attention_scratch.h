@@ -8,9 +8,9 @@
 namespace winnow::kernels {
 
 // Sized for the largest element of any instruction set (float32), so that one size fits all.
-// d at most 128; a unit has at most 64 tokens, a tile of rows at most 16 rows.
+// d at most 256; a unit has at most 64 tokens, a tile of rows at most 16 rows.
 struct AttentionScratch {
-  static constexpr int64_t kUnitTokens = 64, kMaxHeadDim = 128, kMaxTileRows = 16, kMaxLanes = 16;
+  static constexpr int64_t kUnitTokens = 64, kMaxHeadDim = 256, kMaxTileRows = 16, kMaxLanes = 16;
 
   std::byte* key_panels;
   std::byte* value_panels;

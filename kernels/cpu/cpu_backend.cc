@@ -111,6 +111,14 @@ void CpuBackend::RmsNorm(const Tensor& x, const float* weight, float eps, const 
              [&](int64_t i) { ops_.rmsnorm_row(x.f32(i), x.cols, weight, eps, out.f32(i)); });
 }
 
+void CpuBackend::AddRmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& y) {
+  WINNOW_CHECK(y.rows >= x.rows && y.cols == x.cols);
+  ForEachRow(x.rows, x.cols, [&](int64_t i) {
+    ops_.rmsnorm_row(x.f32(i), x.cols, weight, eps, x.f32(i));
+    for (int64_t j = 0; j < x.cols; ++j) y.f32(i)[j] += x.f32(i)[j];
+  });
+}
+
 void CpuBackend::RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) {
   WINNOW_CHECK(head_dim > 0 && x.cols % head_dim == 0);
   ForEachRow(x.rows, x.cols, [&](int64_t i) {
@@ -144,6 +152,12 @@ void CpuBackend::SiluMul(const Tensor& gate_up, const Tensor& out) {
   WINNOW_CHECK(gate_up.cols == 2 * out.cols && gate_up.rows <= out.rows);
   ForEachRow(gate_up.rows, gate_up.cols,
              [&](int64_t i) { ops_.silu_mul_row(gate_up.f32(i), out.cols, out.f32(i)); });
+}
+
+void CpuBackend::GeluTanhMul(const Tensor& gate_up, const Tensor& out) {
+  WINNOW_CHECK(gate_up.cols == 2 * out.cols && gate_up.rows <= out.rows);
+  ForEachRow(gate_up.rows, gate_up.cols,
+             [&](int64_t i) { ops_.gelu_tanh_mul_row(gate_up.f32(i), out.cols, out.f32(i)); });
 }
 
 void CpuBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks,

@@ -24,7 +24,7 @@ namespace winnow::kernels {
 // if it cannot be had.
 Buffer AllocateHostMemory(size_t size_bytes);
 
-inline constexpr int32_t kMaxKvHeadDim = 128;
+inline constexpr int32_t kMaxKvHeadDim = 256;
 // Stops where KV is of a type or shape that this backend's leaves do not read.
 void CheckKv(const KvLayout& layout);
 
@@ -67,6 +67,7 @@ class CpuBackend final : public Backend {
   void EmbedRows(const HostMatrix& table, std::span<const int32_t> ids, float scale,
                  const Tensor& out) override;
   void RmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& out) override;
+  void AddRmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& y) override;
   void RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) override;
   void RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq, float scale,
                  std::span<const float> factors, const Tensor& cos_sin) override;
@@ -76,6 +77,7 @@ class CpuBackend final : public Backend {
   void Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
               const KvLayout& layout, float scale, const Tensor& out) override;
   void SiluMul(const Tensor& gate_up, const Tensor& out) override;
+  void GeluTanhMul(const Tensor& gate_up, const Tensor& out) override;
   void RouteExperts(const Tensor& logits, bool normalize, int32_t* ids,
                     const Tensor& weights) override;
   void GatherExpertRows(const Tensor& x, std::span<const int32_t> rows, const Tensor& out) override;
@@ -170,7 +172,8 @@ class CpuBackend final : public Backend {
   struct AttentionWork {
     AttentionTile tile;
     float* out = nullptr;      // as tile.q, in the output
-    int32_t num_splits = 0;    // of the keys that its last query sees
+    int32_t first_split = 0;   // with a key that its first query sees
+    int32_t num_splits = 0;    // from there to the last key that its last query sees
     bool split = false;        // run split by split, on whichever threads are free
     size_t states_offset = 0;  // of a tile run so: its states in states_scratch_, in floats
   };

@@ -13,23 +13,23 @@ namespace {
 #define WINNOW_CPU_OPS(isa, isa_name, bf16_value_bytes)                                           \
   {                                                                                               \
     .name = isa_name, .rmsnorm_row = isa::RmsNormRow, .rope_row = isa::RopeRow,                   \
-    .silu_mul_row = isa::SiluMulRow, .widen_row = isa::WidenRow, .write_kv_row = isa::WriteKvRow, \
-    .read_kv_row = isa::ReadKvRow, .prepare_bf16_row = isa::PrepareBF16Row,                       \
-    .prepared_bf16_value_bytes = bf16_value_bytes, .matmul_tiles = isa::MatmulTiles,              \
-    .product_split = {}, .quantized_matmul_tiles = isa::QuantizedMatmulTiles,                     \
-    .quantized_split = {}, .prepare_rounded_row = isa::PrepareRoundedRow,                         \
-    .int8_matmul_tiles = isa::Int8MatmulTiles, .int8_split = {},                                  \
-    .prepare_int8_row = isa::PrepareInt8Row, .float8_matmul_tiles = isa::Float8MatmulTiles,       \
-    .float8_split = {}, .float8_prepared = false, .attend_splits = isa::AttendSplits,             \
-    .encode_rows = isa::EncodeRows, .scan_codes = isa::ScanCodes,                                 \
-    .find_candidates = isa::FindCandidates, .read_loop = isa::ReadLoop,                           \
-    .split_row_queries = isa::SplitRowQueries, .row_scores = isa::RowScores,                      \
-    .attend_parts = isa::AttendParts, .score_max_sum = isa::ScoreMaxSum,                          \
-    .weigh_scores = isa::WeighScores, .add_masses = isa::AddMasses, .bound_page = isa::BoundPage, \
-    .quantize_key = isa::QuantizeKey, .prepare_int4_queries = isa::PrepareInt4Queries,            \
-    .int4_scores = isa::Int4Scores, .gelu_mul_row = isa::GeluMulRow,                              \
-    .summary_weights = isa::SummaryWeights, .add_outer = isa::AddOuter,                           \
-    .transform_rows = isa::TransformRows, .mass_dots = isa::MassDots,                             \
+    .silu_mul_row = isa::SiluMulRow, .gelu_tanh_mul_row = isa::GeluTanhMulRow,                    \
+    .widen_row = isa::WidenRow, .write_kv_row = isa::WriteKvRow, .read_kv_row = isa::ReadKvRow,   \
+    .prepare_bf16_row = isa::PrepareBF16Row, .prepared_bf16_value_bytes = bf16_value_bytes,       \
+    .matmul_tiles = isa::MatmulTiles, .product_split = {},                                        \
+    .quantized_matmul_tiles = isa::QuantizedMatmulTiles, .quantized_split = {},                   \
+    .prepare_rounded_row = isa::PrepareRoundedRow, .int8_matmul_tiles = isa::Int8MatmulTiles,     \
+    .int8_split = {}, .prepare_int8_row = isa::PrepareInt8Row,                                    \
+    .float8_matmul_tiles = isa::Float8MatmulTiles, .float8_split = {}, .float8_prepared = false,  \
+    .attend_splits = isa::AttendSplits, .encode_rows = isa::EncodeRows,                           \
+    .scan_codes = isa::ScanCodes, .find_candidates = isa::FindCandidates,                         \
+    .read_loop = isa::ReadLoop, .split_row_queries = isa::SplitRowQueries,                        \
+    .row_scores = isa::RowScores, .attend_parts = isa::AttendParts,                               \
+    .score_max_sum = isa::ScoreMaxSum, .weigh_scores = isa::WeighScores,                          \
+    .add_masses = isa::AddMasses, .bound_page = isa::BoundPage, .quantize_key = isa::QuantizeKey, \
+    .prepare_int4_queries = isa::PrepareInt4Queries, .int4_scores = isa::Int4Scores,              \
+    .gelu_mul_row = isa::GeluMulRow, .summary_weights = isa::SummaryWeights,                      \
+    .add_outer = isa::AddOuter, .transform_rows = isa::TransformRows, .mass_dots = isa::MassDots, \
     .mass_steps = isa::MassSteps, .mass_sum = isa::MassSum, .mass_weights = isa::MassWeights,     \
     .mass_cells = isa::MassCells, .mass_add = isa::MassAdd, .rerank_logits = isa::RerankLogits,   \
     .rerank_weights = isa::RerankWeights, .rerank_distances = isa::RerankDistances,               \

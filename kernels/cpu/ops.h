@@ -23,6 +23,7 @@ namespace winnow::kernels {
 using RmsNormRowFn = void(const float* x, int64_t n, const float* weight, float eps, float* out);
 using RopeRowFn = void(float* x, int64_t heads, int64_t head_dim, const float* cos_sin);
 using SiluMulRowFn = void(const float* gate_up, int64_t n, float* out);
+using GeluTanhMulRowFn = SiluMulRowFn;
 using WidenRowFn = void(const void* values, DType dtype, int64_t n, float* out);  // embed_rows
 // Writes a row of KV: `d` values of K, as many of V. REQUIRES: d a multiple of 16.
 using WriteKvRowFn = void(const float* key, const float* value, int64_t d, DType dtype,
@@ -108,6 +109,8 @@ struct AttentionTile {
   int32_t num_kv_heads = 0;
   int32_t position = 0;  // of the first token
   int32_t num_tokens = 0;
+  int32_t window = 0;     // as AttentionChunk's
+  int32_t first_key = 0;  // that the first token sees
 };
 // For each split of [first_split, last_split): computes the tile's states over the split's keys.
 //   merge   merges them from left to right into states [rows][AttentionStateFloats(d)], which it
@@ -323,6 +326,7 @@ struct CpuOps {
   RmsNormRowFn* rmsnorm_row;
   RopeRowFn* rope_row;
   SiluMulRowFn* silu_mul_row;
+  GeluTanhMulRowFn* gelu_tanh_mul_row;
   WidenRowFn* widen_row;
   WriteKvRowFn* write_kv_row;
   ReadKvRowFn* read_kv_row;
@@ -377,6 +381,7 @@ struct CpuOps {
   RmsNormRowFn RmsNormRow;                     \
   RopeRowFn RopeRow;                           \
   SiluMulRowFn SiluMulRow;                     \
+  GeluTanhMulRowFn GeluTanhMulRow;             \
   WidenRowFn WidenRow;                         \
   WriteKvRowFn WriteKvRow;                     \
   ReadKvRowFn ReadKvRow;                       \

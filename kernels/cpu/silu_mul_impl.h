@@ -1,6 +1,7 @@
 // See kernels/silu_mul.h. Compiled by silu_mul_{scalar,avx2,avx512}.cc.
 #include "kernels/cpu/exp2_impl.h"
 #include "kernels/cpu/ops.h"
+#include "kernels/silu_mul.h"
 
 namespace winnow::kernels::WINNOW_ISA {
 namespace {
@@ -11,20 +12,33 @@ inline Vec::Reg SiluMul(Vec::Reg gate, Vec::Reg up) {
   const Vec::Reg exponential = Exp2(Vec::Mul(gate, Vec::Set1(-kLog2E)));
   return Vec::Mul(Vec::Div(gate, Vec::Add(Vec::Set1(1.0f), exponential)), up);
 }
+inline Vec::Reg GeluTanhMul(Vec::Reg gate, Vec::Reg up) {
+  // The power's factor is gate * (linear + cubic * gate^2).
+  const Vec::Reg factor = Vec::MulAdd(Vec::Mul(gate, gate), Vec::Set1(kGeluTanhCubic * kLog2E),
+                                      Vec::Set1(kGeluTanhLinear * kLog2E));
+  const Vec::Reg exponential = Exp2(Vec::Mul(gate, factor));
+  return Vec::Mul(Vec::Div(gate, Vec::Add(Vec::Set1(1.0f), exponential)), up);
+}
 
-}  // namespace
-
-void SiluMulRow(const float* gate_up, int64_t n, float* out) {
+template <Vec::Reg (*kGate)(Vec::Reg, Vec::Reg)>
+inline void GateRow(const float* gate_up, int64_t n, float* out) {
   constexpr int kLanes = Vec::kLanes;
   const float* up = gate_up + n;
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
-    Vec::Store(out + i, SiluMul(Vec::Load(gate_up + i), Vec::Load(up + i)));
+    Vec::Store(out + i, kGate(Vec::Load(gate_up + i), Vec::Load(up + i)));
   if (i < n) {
     const int rest = static_cast<int>(n - i);
     Vec::StoreFirst(out + i, rest,
-                    SiluMul(Vec::LoadFirst(gate_up + i, rest), Vec::LoadFirst(up + i, rest)));
+                    kGate(Vec::LoadFirst(gate_up + i, rest), Vec::LoadFirst(up + i, rest)));
   }
+}
+
+}  // namespace
+
+void SiluMulRow(const float* gate_up, int64_t n, float* out) { GateRow<SiluMul>(gate_up, n, out); }
+void GeluTanhMulRow(const float* gate_up, int64_t n, float* out) {
+  GateRow<GeluTanhMul>(gate_up, n, out);
 }
 
 }  // namespace winnow::kernels::WINNOW_ISA

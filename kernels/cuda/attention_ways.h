@@ -50,7 +50,7 @@ struct AttentionWays {
 // Whether attention of a chunk by itself over KV of 8 bits is faster over a copy in bfloat16.
 inline bool PaysToWiden(const AttentionChunk& chunk, int32_t group, const KvLayout& layout) {
   const int64_t rows = int64_t{chunk.num_tokens} * group;
-  if (!HasScales(layout.dtype) || rows < kWidenedRows) return false;
+  if (!HasScales(layout.dtype) || rows < kWidenedRows || chunk.window > 0) return false;
   const WidenedShape widened = ShapeOfWidened(layout, 1, chunk.position + chunk.num_tokens);
   if (widened.bytes > kWidenedKvBytes) return false;
   return widened.heads == layout.kv_heads ||

@@ -470,7 +470,7 @@ const DeviceChunk* CudaBackend::StageChunks(std::span<const AttentionChunk> chun
   chunks_.clear();
   for (const AttentionChunk& chunk : chunks) {
     chunks_.push_back({StageTable(chunk.block_table, blocks_of(chunk)), chunk.first_row,
-                       chunk.num_tokens, chunk.position, 0});
+                       chunk.num_tokens, chunk.position, chunk.window});
   }
   const DeviceChunk* on_device = Stage(std::span<const DeviceChunk>(chunks_));
   return EndStaging() ? on_device : nullptr;

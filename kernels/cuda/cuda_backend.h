@@ -92,6 +92,7 @@ class CudaBackend final : public Backend {
   void EmbedRows(const HostMatrix& table, std::span<const int32_t> ids, float scale,
                  const Tensor& out) override;
   void RmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& out) override;
+  void AddRmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& y) override;
   void RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) override;
   void RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq, float scale,
                  std::span<const float> factors, const Tensor& cos_sin) override;
@@ -101,6 +102,7 @@ class CudaBackend final : public Backend {
   void Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
               const KvLayout& layout, float scale, const Tensor& out) override;
   void SiluMul(const Tensor& gate_up, const Tensor& out) override;
+  void GeluTanhMul(const Tensor& gate_up, const Tensor& out) override;
   void RouteExperts(const Tensor& logits, bool normalize, int32_t* ids,
                     const Tensor& weights) override;
   void GatherExpertRows(const Tensor& x, std::span<const int32_t> rows, const Tensor& out) override;
@@ -189,6 +191,8 @@ class CudaBackend final : public Backend {
   bool TryGrow(Workspace& workspace, size_t size_bytes);
   // The same, or the device fails.
   bool Grow(Workspace& workspace, size_t size_bytes, const char* what);
+  using GateFn = cudaError_t(const DeviceMatrix& gate_up, const DeviceMatrix& out, Stream stream);
+  void Gate(GateFn* gate, const Tensor& gate_up, const Tensor& out);
   void AddExpertsOf(const RoutedExpertsArgs& args, int64_t first, int64_t m, int32_t tile_rows);
   // Ready for a call of this shape, whose zeros lie in `part`.
   bool Prepare(Workspace& workspace, size_t size_bytes, const ZeroedPart& part,

@@ -362,6 +362,12 @@ void CudaBackend::RmsNorm(const Tensor& x, const float* weight, float eps, const
        "a norm");
 }
 
+void CudaBackend::AddRmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& y) {
+  if (failed()) return;
+  Good(cuda::AddRmsNorm(MatrixOf(x), weight, eps, MatrixOf(y.RowRange(0, x.rows)), stream()),
+       "a norm that is added");
+}
+
 void CudaBackend::RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) {
   if (failed()) return;
   Good(cuda::RmsNormHeads(MatrixOf(x), head_dim, weight, eps, stream()), "a norm of heads");
@@ -389,14 +395,22 @@ void CudaBackend::Rope(const Tensor& x, int32_t head_dim, const Tensor& cos_sin)
   Good(cuda::Rope(MatrixOf(x), head_dim, MatrixOf(cos_sin), stream()), "rotation");
 }
 
-void CudaBackend::SiluMul(const Tensor& gate_up, const Tensor& out) {
+void CudaBackend::Gate(GateFn* gate, const Tensor& gate_up, const Tensor& out) {
   constexpr int64_t kRows = 32768;  // of a grid
   for (int64_t first = 0; first < gate_up.rows && !failed(); first += kRows) {
     const int64_t count = std::min(kRows, gate_up.rows - first);
-    Good(cuda::SiluMul(MatrixOf(gate_up.RowRange(first, count)),
-                       MatrixOf(out.RowRange(first, count)), stream()),
-         "silu");
+    Good(gate(MatrixOf(gate_up.RowRange(first, count)), MatrixOf(out.RowRange(first, count)),
+              stream()),
+         "gates");
   }
+}
+
+void CudaBackend::SiluMul(const Tensor& gate_up, const Tensor& out) {
+  Gate(cuda::SiluMul, gate_up, out);
+}
+
+void CudaBackend::GeluTanhMul(const Tensor& gate_up, const Tensor& out) {
+  Gate(cuda::GeluTanhMul, gate_up, out);
 }
 
 void CudaBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks,
@@ -495,8 +509,7 @@ void CudaBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunks
 void CudaBackend::AttendDevice(const Tensor& q, std::span<const AttentionChunk> chunks,
                                const void* pool, const KvLayout& layout, float scale,
                                const Tensor& out) {
-  const int32_t group = GroupOf(q, layout);
-  ChooseWays(chunks, group, layout, ways_);
+  ChooseWays(chunks, GroupOf(q, layout), layout, ways_);
   AttendSideBySide(q, ways_.few, pool, layout, scale, out);
   AttendSideBySide(q, ways_.several, pool, layout, scale, out);
   AttendChunks(q, ways_.many, DenseWay::kInTurn, pool, layout, scale, out);
@@ -521,7 +534,7 @@ void CudaBackend::AttendSideBySide(const Tensor& q, std::span<const AttentionChu
     }
     for (int32_t first = 0; first < chunk.num_tokens; first += each) {
       pieces_.push_back({chunk.first_row + first, std::min(each, chunk.num_tokens - first),
-                         chunk.position + first, chunk.block_table});
+                         chunk.position + first, chunk.block_table, chunk.window});
     }
   }
   AttendChunks(q, pieces_, DenseWay::kSideBySide, pool, layout, scale, out);
@@ -540,6 +553,7 @@ void CudaBackend::AttendChunks(const Tensor& q, std::span<const AttentionChunk> 
   const int32_t group = GroupOf(q, layout);
   for (size_t first = 0; first < chunks.size();) {
     DenseAttentionShape shape{0, 0, 0, group, layout, way};
+    shape.windowed = chunks[first].window > 0;
     while (first + shape.num_chunks < chunks.size() && shape.num_chunks < 1024) {
       const AttentionChunk& chunk = chunks[first + shape.num_chunks];
       DenseAttentionShape wider = shape;

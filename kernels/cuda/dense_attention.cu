@@ -81,7 +81,8 @@ __device__ __forceinline__ void AddValues(const uint32_t (&weights)[kUnitTiles][
   }
 }
 
-template <DType kKv, int kHeadDim>
+// kWindowed: chunks have windows, so that units begin with the first that the block's first row sees.
+template <DType kKv, int kHeadDim, bool kWindowed>
 __global__ void __launch_bounds__(kInTurnWarps* kLanes)
     InTurnKernel(const __grid_constant__ Args args) {
   extern __shared__ uint4 shared4[];
@@ -98,13 +99,18 @@ __global__ void __launch_bounds__(kInTurnWarps* kLanes)
   const int32_t last_row = min(first_row + kInTurnWarps * kWarpRows, num_rows) - 1;
   const int32_t visible = chunk.position + args.group.Divide(last_row) + 1;
   const int32_t units = (visible + kDenseUnitTokens - 1) / kDenseUnitTokens;
+  int32_t first_unit = 0;
+  if constexpr (kWindowed) {
+    first_unit = KeysBefore(chunk, args.group.Divide(first_row)) / kDenseUnitTokens;
+  }
   const uint8_t* head = args.pool + kv_head * args.head_bytes;
   using Codes = CodesRing<kKv, kHeadDim, kInTurnWarps * kLanes, false>;
   Codes codes(args, {}, chunk.block_table, kv_head, visible, shared);
   if constexpr (HasScales(kKv)) {
-    codes.Begin(0, units);
+    codes.Begin(first_unit, units);
   } else {
-    StartUnit<kHeadDim, kInTurnWarps>(args, chunk.block_table, head, 0, visible, shared);
+    StartUnit<kHeadDim, kInTurnWarps>(args, chunk.block_table, head, first_unit, visible,
+                                      shared + first_unit % 2 * kStageBytes);
     CommitCopies();
   }
   int32_t sees[2];
@@ -116,7 +122,7 @@ __global__ void __launch_bounds__(kInTurnWarps* kLanes)
   RowSums sums, totals;
   Clear(o);
   Clear(total);
-  for (int32_t unit = 0; unit < units; ++unit) {
+  for (int32_t unit = first_unit; unit < units; ++unit) {
     uint32_t here = shared + unit % 2 * kStageBytes;
     if constexpr (HasScales(kKv)) {
       here = codes.Next(unit, units);
@@ -136,6 +142,7 @@ __global__ void __launch_bounds__(kInTurnWarps* kLanes)
     for (int t = 0; t < kUnitTiles; ++t) {
       ScoreTile<Rows>(q, keys_at + t * Rows::kTileBytes, scores[2 * t], scores[2 * t + 1]);
     }
+    if constexpr (kWindowed) HidePast(scores, unit * kDenseUnitTokens, chunk.window, sees);
     Weigh(scores, unit * kDenseUnitTokens, sees, sums, weights, keep);
     const uint32_t values_at = Rows::ValuesAt(here, lane);
 #pragma unroll
@@ -152,7 +159,7 @@ __global__ void __launch_bounds__(kInTurnWarps* kLanes)
   WriteRows<kHeadDim>(args, sees, at, totals, total);
 }
 
-template <int kHeadDim, typename Ring>
+template <int kHeadDim, typename Ring, bool kWindowed>
 __global__ void __launch_bounds__(kSplitWarps* kLanes)
     SplitKernel(const __grid_constant__ Args args,
                 const __grid_constant__ typename Ring::Source source) {
@@ -171,7 +178,11 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
   LetNextStart();
   if (first_row >= num_rows) return WaitForEarlier();
   const int32_t last_row = min(first_row + kWarpRows, num_rows) - 1;
-  const auto [visible, first_unit, units] = UnitsOf(args, chunk, last_row);
+  auto [visible, first_unit, units] = UnitsOf(args, chunk, last_row);
+  if constexpr (kWindowed) {
+    const int32_t before = KeysBefore(chunk, args.group.Divide(first_row));
+    first_unit = max(first_unit, before / kDenseUnitTokens);
+  }
   if (first_unit >= units) return WaitForEarlier();
   PrefetchTokens<kSplitWarps * kLanes, 256>(args, chunk, kv_head, first_unit, visible,
                                             Ring::kRowBytes);
@@ -236,6 +247,7 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
         scores[n][2 * r + 1] = two.y;
       }
     }
+    if constexpr (kWindowed) HidePast(scores, unit * kDenseUnitTokens, chunk.window, sees);
     Weigh(scores, unit * kDenseUnitTokens, sees, sums, weights, keep);
     const uint32_t values_at = Rows::ValuesAt(here, lane);
 #pragma unroll
@@ -487,11 +499,14 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes, 2)
   }
 }
 
-// Splits whose states make up a row of `token`. Where states have gaps (SplitByWarps), the sum of those that the row sees may be at
+// Splits whose states make up a row of `token`: from the one on with the first key that it sees, and before this one. Where states have gaps (SplitByWarps), the sum of those that the row sees may be at
 // one that only the chunk's later rows see; what it sees nothing of weighs nothing.
 __device__ __forceinline__ int32_t SplitsToMerge(const DeviceChunk& chunk, int32_t token,
                                                  bool have_gaps) {
   return DenseSplits(chunk.position + (have_gaps ? chunk.num_tokens : token + 1));
+}
+__device__ __forceinline__ int32_t FirstSplitToMerge(const DeviceChunk& chunk, int32_t token) {
+  return DenseSplitOf(KeysBefore(chunk, token) / kDenseUnitTokens);
 }
 
 // A block merges 32 channels of a row's splits, from left to right. What a split and those before it count for
@@ -522,6 +537,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   if (row >= chunk.num_tokens * group) return;
   const int32_t token = args.group.Divide(row);
   const int32_t splits = SplitsToMerge(chunk, token, have_gaps != 0);
+  const int32_t first_split = FirstSplitToMerge(chunk, token);
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const int warp = thread / kLanes, lane = thread % kLanes;
   const int64_t place =
@@ -552,11 +568,11 @@ __global__ void __launch_bounds__(kMergeThreads)
       next_ends[i] = split < splits ? part_ends[split] : make_float2(0.0f, 0.0f);
     }
   };
-  load_ends(0);
-  start(0, 0);
+  load_ends(first_split);
+  start(first_split, 0);
   float value = 0.0f, sum = 0.0f, max_before = -INFINITY;
   int which = 0;
-  for (int32_t first = 0; first < splits; first += kMergeSplits, which ^= 1) {
+  for (int32_t first = first_split; first < splits; first += kMergeSplits, which ^= 1) {
     const int32_t count = min(kMergeSplits, splits - first);
     float maxima[kEnds], sums[kEnds], mine = -INFINITY;
 #pragma unroll
@@ -636,7 +652,7 @@ __global__ void __launch_bounds__(kMergeWarps* kLanes)
   const float2* part_ends = args.part_ends + place;
   float value[4] = {}, sum = 0.0f, max = -INFINITY;
   constexpr int kAtOnce = 8;
-  for (int32_t first = 0; first < splits; first += kAtOnce) {
+  for (int32_t first = FirstSplitToMerge(chunk, token); first < splits; first += kAtOnce) {
     float4 parts_of[kAtOnce];
     float2 ends[kAtOnce];
 #pragma unroll
@@ -676,8 +692,8 @@ size_t NumParts(const DenseAttentionShape& shape) {
          DenseSplits(shape.max_keys);
 }
 
-// kTogether: on Hopper, of whole units; there is room in shared memory for several tiles' scores.
-template <int kHeadDim, typename Ring, bool kTogether>
+// kTogether: on Hopper, of whole units; there is room in shared memory for several tiles' scores. Not kWindowed.
+template <int kHeadDim, typename Ring, bool kTogether, bool kWindowed = false>
 cudaError_t LaunchSideBySide(const DenseAttentionShape& shape, Args& args,
                              const typename Ring::Source& source, Stream stream) {
   args.part_ends = reinterpret_cast<float2*>(args.parts + NumParts(shape) * kHeadDim);
@@ -701,8 +717,8 @@ cudaError_t LaunchSideBySide(const DenseAttentionShape& shape, Args& args,
       }
     }
   } else {
-    error = LaunchSplits(SplitKernel<kHeadDim, Ring>, kSplitWarps * kLanes, Ring::kSharedBytes,
-                         args.tiles, shape, args, source, stream);
+    error = LaunchSplits(SplitKernel<kHeadDim, Ring, kWindowed>, kSplitWarps * kLanes,
+                         Ring::kSharedBytes, args.tiles, shape, args, source, stream);
   }
   if (error != cudaSuccess) return error;
   const int64_t tile_rows =
@@ -723,9 +739,31 @@ cudaError_t LaunchSideBySide(const DenseAttentionShape& shape, Args& args,
                 merge_bytes, stream, false, args, kHeadDim, static_cast<int32_t>(by_warps));
 }
 
+// By the kernels that any device has.
+template <DType kKv, int kHeadDim, bool kWindowed>
+cudaError_t LaunchInTurn(const DenseAttentionShape& shape, const Args& args, Stream stream) {
+  constexpr int kThreads = kInTurnWarps * kLanes;
+  const dim3 grid(static_cast<unsigned>(CeilDiv(int64_t{shape.max_chunk_tokens} * shape.group,
+                                                kInTurnWarps * kWarpRows)),
+                  shape.layout.kv_heads, shape.num_chunks);
+  constexpr size_t kBytes = HasScales(kKv) ? CodesRing<kKv, kHeadDim, kThreads, false>::kSharedBytes
+                                           : SharedBytes<PaddedRows<kHeadDim>>();
+  return LaunchBehind(InTurnKernel<kKv, kHeadDim, kWindowed>, grid, kThreads, kBytes, stream, args);
+}
+template <DType kKv, int kHeadDim, bool kWindowed>
+cudaError_t LaunchApart(const DenseAttentionShape& shape, Args& args, Stream stream) {
+  using Ring =
+      std::conditional_t<HasScales(kKv), CodesRing<kKv, kHeadDim, kSplitWarps * kLanes, false>,
+                         PaddedRing<kHeadDim>>;
+  return LaunchSideBySide<kHeadDim, Ring, false, kWindowed>(shape, args, {}, stream);
+}
+
 template <DType kKv, int kHeadDim>
 cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, Stream stream) {
-  constexpr int kInTurnThreads = kInTurnWarps * kLanes, kSplitThreads = kSplitWarps * kLanes;
+  if (shape.windowed) {
+    return shape.way == DenseWay::kInTurn ? LaunchInTurn<kKv, kHeadDim, true>(shape, args, stream)
+                                          : LaunchApart<kKv, kHeadDim, true>(shape, args, stream);
+  }
   const bool whole_units = !shape.portable && CurrentDevice().hopper &&
                            shape.layout.block_tokens % kDenseUnitTokens == 0;
   if (shape.way == DenseWay::kInTurn) {
@@ -737,22 +775,13 @@ cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, Stream stream
     if (!shape.portable && HasGroupAttention(kHeadDim)) {
       return AttendInTurnByGroups(shape, args, stream);
     }
-    const auto kernel = InTurnKernel<kKv, kHeadDim>;
-    const dim3 grid(static_cast<unsigned>(CeilDiv(int64_t{shape.max_chunk_tokens} * shape.group,
-                                                  kInTurnWarps * kWarpRows)),
-                    shape.layout.kv_heads, shape.num_chunks);
-    constexpr size_t kBytes = HasScales(kKv)
-                                  ? CodesRing<kKv, kHeadDim, kInTurnThreads, false>::kSharedBytes
-                                  : SharedBytes<PaddedRows<kHeadDim>>();
-    return LaunchBehind(kernel, grid, kInTurnThreads, kBytes, stream, args);
+    return LaunchInTurn<kKv, kHeadDim, false>(shape, args, stream);
   }
   if constexpr (HasScales(kKv)) {
     if (whole_units) {
-      return LaunchSideBySide<kHeadDim, CodesRing<kKv, kHeadDim, kSplitThreads, true>, true>(
-          shape, args, {}, stream);
+      using Ring = CodesRing<kKv, kHeadDim, kSplitWarps * kLanes, true>;
+      return LaunchSideBySide<kHeadDim, Ring, true>(shape, args, {}, stream);
     }
-    return LaunchSideBySide<kHeadDim, CodesRing<kKv, kHeadDim, kSplitThreads, false>, false>(
-        shape, args, {}, stream);
   } else {
     if constexpr (2 * kHeadDim % kTensorTileRowBytes == 0) {
       CUtensorMap map;
@@ -760,8 +789,8 @@ cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, Stream stream
         return LaunchSideBySide<kHeadDim, SwizzledRing<kHeadDim>, true>(shape, args, map, stream);
       }
     }
-    return LaunchSideBySide<kHeadDim, PaddedRing<kHeadDim>, false>(shape, args, {}, stream);
   }
+  return LaunchApart<kKv, kHeadDim, false>(shape, args, stream);
 }
 
 // Bytes of a chunk behind the copy in the workspace of kWidened.
@@ -817,9 +846,9 @@ cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_
                         const DeviceChunk* chunks, const void* pool, float scale, float* out,
                         int64_t out_stride, void* workspace, Stream stream) {
   const KvLayout& layout = shape.layout;
-  if (!HasKvRows(layout) || shape.group < 1 || layout.kv_heads < 1 || layout.kv_heads > 65535 ||
-      shape.num_chunks < 0 || layout.block_tokens < 1 ||
-      int64_t{shape.max_chunk_tokens} * shape.group > 0x7fffffff ||
+  if (!HasKvRows(layout) || (shape.windowed && shape.way == DenseWay::kWidened) ||
+      shape.group < 1 || layout.kv_heads < 1 || layout.kv_heads > 65535 || shape.num_chunks < 0 ||
+      layout.block_tokens < 1 || int64_t{shape.max_chunk_tokens} * shape.group > 0x7fffffff ||
       int64_t{shape.num_chunks} *
               (shape.way != DenseWay::kSideBySide ? 1 : std::max(TilesOf(shape), 1)) >
           65535) {

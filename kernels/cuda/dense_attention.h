@@ -2,13 +2,13 @@
 // prompts and decoding alike, on tensor cores.
 //
 //   q      [rows][H*d] f32, rows `q_stride` floats apart; out likewise
-//   chunks [num_chunks] DeviceChunk; query i of a chunk sees the keys [0, position + i]
+//   chunks [num_chunks] DeviceChunk; query i of a chunk sees the keys [0, position + i], or the last `window` of them
 //   pool   one layer's blocks (kv_layout.h), of fewer than 2^31 rows
 //   d 64, 80, 96 or 128; any group; any block_tokens
 //
 // Order, fixed by a query's position alone:
-//   unit   64 tokens, from position 0 on, taken whole: what a query does not see has weight zero.
-//          The unit's largest score becomes what weights are relative to if it is larger by 2^8
+//   unit   64 tokens, from position 0 on, taken whole: what a query does not see has weight zero, and units of which it sees
+//          nothing count for nothing. The unit's largest score becomes what weights are relative to if it is larger by 2^8
 //   split  whole units, more of them further on (dense_splits.h): a fresh state. States of splits are merged from left to
 //          right
 // A query alone, in a chunk of any size, and beside others thus gets the same bits, and so do the
@@ -50,6 +50,8 @@ struct DenseAttentionShape {
   int32_t least_share = 4;
   // Most of the copy at once, unless a head of each chunk takes more: tests take less.
   size_t widened_bytes = kWidenedKvBytes;
+  // Chunks have windows. Kernels that any device has do it: a layer with a window has few keys to read. Not kWidened.
+  bool windowed = false;
 };
 
 // kSideBySide: 4 (d + 2) bytes for every split and row of a tile, of each KV head. kWidened: the copy (dense_widening.h), and a few

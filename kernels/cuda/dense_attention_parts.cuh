@@ -264,6 +264,25 @@ __device__ __forceinline__ void HideScores(float (&scores)[kTiles][4], int32_t f
   }
 }
 
+// Keys of a chunk before the first that its token `token` sees.
+__device__ __forceinline__ int32_t KeysBefore(const DeviceChunk& chunk, int32_t token) {
+  return chunk.window > 0 ? max(chunk.position + token + 1 - chunk.window, 0) : 0;
+}
+// Scores of tokens from `first_token` on that lie before the rows' windows.
+template <int kTiles>
+__device__ __forceinline__ void HidePast(float (&scores)[kTiles][4], int32_t first_token,
+                                         int32_t window, const int32_t (&sees)[2]) {
+  if (window == 0 || first_token >= max(sees[0], sees[1]) - window) return;
+  const int pair = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (first_token + n * 8 + pair + e % 2 < sees[e / 2] - window) scores[n][e] = -INFINITY;
+    }
+  }
+}
+
 // A unit's scores become weights, as the second product wants them; `keep`: what the sums so far are
 // to be multiplied by.
 __device__ __forceinline__ void Weigh(float (&scores)[2 * kUnitTiles][4], int32_t first_token,

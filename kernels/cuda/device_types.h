@@ -56,7 +56,7 @@ struct DeviceKeySpan {
 // backend.h's AttentionChunk.
 struct DeviceChunk {
   const int32_t* block_table = nullptr;
-  int32_t first_row = 0, num_tokens = 0, position = 0, unused = 0;
+  int32_t first_row = 0, num_tokens = 0, position = 0, window = 0;
 };
 
 // RowList and Selection are used as they are, with device pointers inside.

@@ -55,6 +55,10 @@ struct PlainRows {
   float* out;
   int64_t stride;
 };
+struct AddedRows {
+  float* out;
+  int64_t stride;
+};
 struct OrderedRows {
   uint4* ordered;
   bool panels;
@@ -134,6 +138,12 @@ __global__ void __launch_bounds__(kNormThreads)
         const int32_t column = Column(place, i);
         if (column < cols) out.out[blockIdx.x * out.stride + column] = values[i];
       }
+      if constexpr (std::is_same_v<Rows, AddedRows>) {
+        const int32_t column = Column(place, i);
+        if (column >= cols) continue;
+        float& sum = out.out[blockIdx.x * out.stride + column];
+        sum = __fadd_rn(sum, values[i]);
+      }
     }
     if constexpr (std::is_same_v<Rows, OrderedRows>) {
       PutPlace(out.ordered, out.panels, places, blockIdx.x, place, values);
@@ -194,14 +204,16 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+template <bool kGelu>
 __global__ void __launch_bounds__(kThreads)
-    SiluMulKernel(const float* gate_up, int64_t from_stride, float* out, int64_t out_stride,
-                  int32_t cols) {
+    GateKernel(const float* gate_up, int64_t from_stride, float* out, int64_t out_stride,
+               int32_t cols) {
   LetNextStart();
   WaitForEarlier();
   const float* gate = gate_up + blockIdx.y * from_stride;
   for (int32_t i = blockIdx.x * kThreads + threadIdx.x; i < cols; i += gridDim.x * kThreads) {
-    out[blockIdx.y * out_stride + i] = SiluOf(gate[i], gate[cols + i]);
+    const float up = gate[cols + i];
+    out[blockIdx.y * out_stride + i] = kGelu ? GeluTanhOf(gate[i], up) : SiluOf(gate[i], up);
   }
 }
 
@@ -375,6 +387,13 @@ cudaError_t RmsNorm(const DeviceMatrix& x, const float* weight, float eps, const
   return Norm(x, weight, eps, PlainRows{out.data, out.stride}, stream);
 }
 
+cudaError_t AddRmsNorm(const DeviceMatrix& x, const float* weight, float eps, const DeviceMatrix& y,
+                       Stream stream) {
+  if (TooMany(x.rows) || y.rows != x.rows || y.cols != x.cols) return cudaErrorInvalidValue;
+  if (x.rows == 0) return cudaSuccess;
+  return Norm(x, weight, eps, AddedRows{y.data, y.stride}, stream);
+}
+
 cudaError_t RmsNormOrdered(const DeviceMatrix& x, const float* weight, float eps, void* ordered,
                            Stream stream) {
   if (TooMany(x.rows)) return cudaErrorInvalidValue;
@@ -420,15 +439,27 @@ cudaError_t Rope(const DeviceMatrix& x, int32_t head_dim, const DeviceMatrix& co
                 x.stride, static_cast<int32_t>(x.cols), head_dim, cos_sin.data, cos_sin.stride);
 }
 
-cudaError_t SiluMul(const DeviceMatrix& gate_up, const DeviceMatrix& out, Stream stream) {
+namespace {
+
+template <bool kGelu>
+cudaError_t Gate(const DeviceMatrix& gate_up, const DeviceMatrix& out, const Stream& stream) {
   if (gate_up.cols != 2 * out.cols || gate_up.rows != out.rows || out.rows > 65535) {
     return cudaErrorInvalidValue;
   }
   if (out.rows == 0 || out.cols == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(CeilDiv(out.cols, kThreads * 4)),
                   static_cast<unsigned>(out.rows));
-  return Launch(SiluMulKernel, grid, kThreads, 0, stream, false, gate_up.data, gate_up.stride,
+  return Launch(GateKernel<kGelu>, grid, kThreads, 0, stream, false, gate_up.data, gate_up.stride,
                 out.data, out.stride, static_cast<int32_t>(out.cols));
+}
+
+}  // namespace
+
+cudaError_t SiluMul(const DeviceMatrix& gate_up, const DeviceMatrix& out, Stream stream) {
+  return Gate<false>(gate_up, out, stream);
+}
+cudaError_t GeluTanhMul(const DeviceMatrix& gate_up, const DeviceMatrix& out, Stream stream) {
+  return Gate<true>(gate_up, out, stream);
 }
 
 cudaError_t SiluMulOrdered(const DeviceMatrix& gate_up, void* ordered, Stream stream) {

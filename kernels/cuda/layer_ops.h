@@ -17,6 +17,9 @@ struct DeviceMatrix {
 [[nodiscard]] cudaError_t RmsNorm(const DeviceMatrix& x, const float* weight, float eps,
                                   const DeviceMatrix& out, Stream stream);
 // The same, rounded and in the order of a product's left operand (matmul.h's OrderedBytes).
+// y += the norm of x.
+[[nodiscard]] cudaError_t AddRmsNorm(const DeviceMatrix& x, const float* weight, float eps,
+                                     const DeviceMatrix& y, Stream stream);
 [[nodiscard]] cudaError_t RmsNormOrdered(const DeviceMatrix& x, const float* weight, float eps,
                                          void* ordered, Stream stream);
 // The same, as rounded rows (matmul_int8.h).
@@ -35,6 +38,8 @@ struct DeviceMatrix {
 
 [[nodiscard]] cudaError_t SiluMul(const DeviceMatrix& gate_up, const DeviceMatrix& out,
                                   Stream stream);
+[[nodiscard]] cudaError_t GeluTanhMul(const DeviceMatrix& gate_up, const DeviceMatrix& out,
+                                      Stream stream);
 
 // The same, as RmsNormOrdered.
 [[nodiscard]] cudaError_t SiluMulOrdered(const DeviceMatrix& gate_up, void* ordered, Stream stream);

@@ -11,12 +11,14 @@ Staging::Staging(int32_t block_tokens, int32_t room, int32_t num_pools, int32_t 
     : block_tokens_(block_tokens),
       num_pools_(num_pools),
       room_(static_cast<size_t>(room)),
+      windows_(static_cast<size_t>(num_pools)),
       places_(static_cast<size_t>(num_blocks)) {}
 
 bool Staging::Attend(StagingStreams& streams, int32_t pool,
                      std::span<const AttentionChunk> chunks) {
+  if (!chunks.empty()) windows_[static_cast<size_t>(pool)] = chunks[0].window;
   for (size_t first = 0; first < chunks.size();) {
-    PlanArea(chunks, first, /*old_only=*/false, blocks_);
+    PlanArea(pool, chunks, first, /*old_only=*/false, blocks_);
     std::swap(attended_, planned_);
     first += attended_.chunks.size();
     // What is on its way to this area may be for another call than this one.
@@ -36,7 +38,7 @@ bool Staging::BringAhead(StagingStreams& streams, int32_t pool,
   const bool same_pool = next < chunks.size();
   const int32_t of_next = same_pool ? pool : pool + 1;
   if (of_next == num_pools_) return true;
-  PlanArea(chunks, same_pool ? next : 0, /*old_only=*/!same_pool, ahead_blocks_);
+  PlanArea(of_next, chunks, same_pool ? next : 0, /*old_only=*/!same_pool, ahead_blocks_);
   PlanMoves(ahead_blocks_, {});
   if (!moves_.empty() && !streams.BringAhead(of_next, moves_, 1 - area_)) return false;
   ahead_pool_ = of_next;
@@ -57,8 +59,8 @@ void Staging::Written(int32_t pool, std::span<const AttentionChunk> chunks) {
   }
 }
 
-void Staging::PlanArea(std::span<const AttentionChunk> chunks, size_t first, bool old_only,
-                       std::vector<int32_t>& blocks) {
+void Staging::PlanArea(int32_t pool, std::span<const AttentionChunk> chunks, size_t first,
+                       bool old_only, std::vector<int32_t>& blocks) {
   const auto blocks_of = [this](const AttentionChunk& chunk) {
     const int64_t seen = int64_t{chunk.position} + chunk.num_tokens;
     return static_cast<size_t>((seen + block_tokens_ - 1) / block_tokens_);
@@ -73,9 +75,12 @@ void Staging::PlanArea(std::span<const AttentionChunk> chunks, size_t first, boo
   for (AttentionChunk chunk : chunks.subspan(first)) {
     const size_t count = blocks_of(chunk), taken = blocks.size();
     const auto old = static_cast<size_t>(chunk.position / block_tokens_);
+    chunk.window = windows_[static_cast<size_t>(pool)];
+    const auto first_seen = static_cast<size_t>(chunk.FirstRead() / block_tokens_);
     const std::span<int32_t> table = std::span(planned_.tables).subspan(next_table, count);
     WINNOW_CHECK(count <= room_);
-    for (size_t i = 0; i < count; ++i) {
+    std::fill_n(table.begin(), first_seen, 0);  // nobody looks there
+    for (size_t i = first_seen; i < count; ++i) {
       const int32_t block = chunk.block_table[i];
       WINNOW_CHECK(block >= 0 && static_cast<size_t>(block) < places_.size());
       Place& place = places_[static_cast<size_t>(block)];

@@ -1,7 +1,8 @@
 // Dense attention over KV that lies in the host's memory (host_kv.h): which blocks come to which of two
 // staging areas of the device, and when. While attention reads one area, the other is filled on a second
 // stream with what the next call is expected to want: the chunks that the area had no room for, or, after
-// the last of a layer, the same chunks in the next layer, as far as they are not written there first.
+// the last of a layer, the same chunks in the next layer, as far as they are not written there first. A layer's
+// window is taken to be that of its last call.
 // A block that several chunks see comes once for all of them, and takes one place.
 //
 // Plans and orders, and touches no device: what it asks of one is StagingStreams, so that tests can run it
@@ -70,9 +71,9 @@ class Staging {
     int32_t in_area = 0;
   };
 
-  // Chunks from `first` on that an area holds together: the blocks of its places in `blocks`, and they in
-  // planned_. With `old_only`, -1 stands for blocks that the chunks write.
-  void PlanArea(std::span<const AttentionChunk> chunks, size_t first, bool old_only,
+  // Chunks from `first` on that an area holds together, with the window of `pool`: the blocks of its places in `blocks`, and
+  // they in planned_. With `old_only`, -1 stands for blocks that the chunks write.
+  void PlanArea(int32_t pool, std::span<const AttentionChunk> chunks, size_t first, bool old_only,
                 std::vector<int32_t>& blocks);
   // moves_: blocks[i] to place i, but for -1 and what is there.
   void PlanMoves(std::span<const int32_t> blocks, std::span<const int32_t> there);
@@ -81,7 +82,8 @@ class Staging {
 
   const int32_t block_tokens_, num_pools_;
   const size_t room_;
-  int area_ = 0;  // of the last attention
+  std::vector<int32_t> windows_;  // [num_pools] of AttentionChunk
+  int area_ = 0;                  // of the last attention
   // What was brought to the other one for a call to come.
   int32_t ahead_pool_ = kNobody;
   std::vector<int32_t> ahead_blocks_;  // by place in the area; -1: nothing

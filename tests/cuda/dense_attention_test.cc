@@ -124,6 +124,72 @@ TEST_F(CudaDenseAttentionTest, AQueryHasTheSameBitsHoweverThePromptIsCut) {
   }
 }
 
+// Blocks before the first unit with a key that is seen are nowhere.
+TEST_F(CudaDenseAttentionTest, AWindowHasTheLastKeysAndNoOthers) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 48; ++round) {
+    const int32_t d = std::array{64, 80, 96, 128}[round % 4];
+    const auto group = static_cast<int32_t>(random_.Int(1, 9));
+    const KvLayout layout{
+        static_cast<int32_t>(random_.Int(1, 3)), d,
+        static_cast<int32_t>(round % 2 == 0 ? 64 * random_.Int(1, 2) : 16 * random_.Int(1, 6)),
+        kCudaKvTypes[round / 4 % 3]};
+    const auto n = static_cast<int32_t>(random_.Int(1, 2500)),
+               m = static_cast<int32_t>(random_.Int(1, 900));
+    const auto first = static_cast<int32_t>(random_.Int(1, round % 3 == 0 ? std::min(n, 9) : n)),
+               second = static_cast<int32_t>(random_.Int(1, std::min(m, 20)));
+    const auto window = static_cast<int32_t>(
+        round % 5 == 0 ? 64 * random_.Int(1, 20) : random_.Int(1, round % 5 == 1 ? 70 : 2500));
+    SCOPED_TRACE(testing::Message()
+                 << "d " << d << " G " << group << " block " << layout.block_tokens << ", " << first
+                 << " of " << n << " and " << second << " of " << m << ", window " << window);
+    PagedKv kv(random_, layout, {n, m});
+    const auto pool = UploadPool(kv);
+    Matrix q = Matrix::Normal(random_, first + second, int64_t{layout.kv_heads} * group * d);
+    std::vector<int32_t> tables[2];
+    const std::vector<AttentionChunk> chunks = {
+        kv.WindowChunk(0, 0, first, n - first, window, &tables[0]),
+        kv.WindowChunk(1, first, second, m - second, window, &tables[1])};
+    Matrix expected(q.rows(), q.cols());
+    AttendRef(q.tensor(), chunks, kv.pool(), layout, ScaleOf(d), expected.tensor());
+    const Matrix out = Run(kv, pool, q, chunks);
+    ExpectNear(out, expected, kTolerance, 0);
+    if (window < std::max(n, m)) continue;
+    ASSERT_TRUE(SameBits(
+        out, Run(kv, pool, q,
+                 {kv.Chunk(0, 0, first, n - first), kv.Chunk(1, first, second, m - second)})));
+  }
+}
+
+TEST_F(CudaDenseAttentionTest, AQueryWithAWindowHasTheSameBitsHoweverThePromptIsCut) {
+  SCOPED_TRACE(Seed());
+  for (int test = 0; test < 12; ++test) {
+    const int32_t d = std::array{64, 80, 96, 128}[test % 4];
+    const auto group = static_cast<int32_t>(random_.Int(1, 8));
+    const auto block = static_cast<int32_t>(test % 2 == 0 ? 64 : 16 * random_.Int(1, 6));
+    const KvLayout layout{2, d, block, kCudaKvTypes[test / 4]};
+    const auto n = static_cast<int32_t>(random_.Int(600, 3000));
+    const auto window = static_cast<int32_t>(random_.Int(1, test % 3 == 0 ? 100 : 1200));
+    PagedKv kv(random_, layout, {n});
+    const auto pool = UploadPool(kv);
+    Matrix q = Matrix::Normal(random_, n, int64_t{2} * group * d);
+    SCOPED_TRACE(testing::Message()
+                 << "d " << d << " G " << group << " n " << n << " window " << window);
+    std::vector<int32_t> table;
+    const Matrix whole = Run(kv, pool, q, {kv.WindowChunk(0, 0, n, 0, window, &table)});
+    for (const int32_t most : {8, 60, 900}) {
+      std::vector<AttentionChunk> cut;
+      std::vector<std::vector<int32_t>> tables(n);
+      for (int32_t first = 0; first < n;) {
+        const auto count = std::min<int32_t>(n - first, static_cast<int32_t>(random_.Int(1, most)));
+        cut.push_back(kv.WindowChunk(0, first, count, first, window, &tables[cut.size()]));
+        first += count;
+      }
+      ASSERT_TRUE(SameBits(Run(kv, pool, q, cut), whole)) << "at most " << most;
+    }
+  }
+}
+
 // Where the device has kernels of its own, they give the bits of those that any device has: chunks of any length and
 // place side by side, scores of any size, blocks of whole units and others, and nothing that can be called a number in
 // rows that are not written yet.

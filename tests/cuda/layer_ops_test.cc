@@ -39,6 +39,41 @@ TEST_F(CudaLayerOpsTest, RmsNormEqualsTheReferenceAndARowAloneHasTheSameBits) {
   }
 }
 
+TEST_F(CudaLayerOpsTest, ANormIsAddedToWhatIsThere) {
+  SCOPED_TRACE(Seed());
+  for (const int64_t cols : {int64_t{64}, random_.Int(65, 5000), int64_t{8192}}) {
+    Matrix x = Matrix::Normal(random_, AnyRows(), cols, 3.0f),
+           weight = Matrix::Normal(random_, 1, cols);
+    Matrix sum = Matrix::Normal(random_, x.rows(), cols), normed(x.rows(), cols), expected = sum;
+    const auto on_device = Upload(x), weights = Upload(weight), of_sum = Upload(sum),
+               of_normed = Upload(normed);
+    WINNOW_CUDA_OK(
+        RmsNorm(View(on_device, x), weights.data(), 1e-5f, View(of_normed, normed), nullptr));
+    Download(of_normed, normed);
+    Matrix apart = sum;
+    for (int64_t i = 0; i < x.rows(); ++i) {
+      for (int64_t j = 0; j < cols; ++j) apart.row(i)[j] += normed.row(i)[j];
+    }
+    WINNOW_CUDA_OK(
+        AddRmsNorm(View(on_device, x), weights.data(), 1e-5f, View(of_sum, sum), nullptr));
+    Download(of_sum, sum);
+    AddRmsNormRef(x.tensor(), weight.row(0), 1e-5f, expected.tensor());
+    ExpectNear(sum, expected, 1e-6, 3e-6);
+    EXPECT_TRUE(SameBits(sum, apart));
+  }
+}
+
+TEST_F(CudaLayerOpsTest, HeadsNormedAsOneAreARow) {
+  SCOPED_TRACE(Seed());
+  Matrix x = Matrix::Normal(random_, AnyRows(), 5120), weight = Matrix::Normal(random_, 1, 5120);
+  const auto on_device = Upload(x), weights = Upload(weight);
+  WINNOW_CUDA_OK(RmsNormHeads(View(on_device, x), 5120, weights.data(), 1e-6f, nullptr));
+  Matrix out = x;
+  Download(on_device, out);
+  RmsNormRef(x.tensor(), weight.row(0), 1e-6f, x.tensor());
+  ExpectNear(out, x, 1e-6, 2e-6);
+}
+
 TEST_F(CudaLayerOpsTest, HeadsAreNormedInPlace) {
   SCOPED_TRACE(Seed());
   const int32_t d = AnyHeadDim(random_);
@@ -103,6 +138,20 @@ TEST_F(CudaLayerOpsTest, SiluMulEqualsTheReference) {
     Download(result, out);
     SiluMulRef(gate_up.tensor(), expected.tensor());
     ExpectNear(out, expected, 1e-6, 2e-6);
+  }
+}
+
+TEST_F(CudaLayerOpsTest, GeluMulEqualsTheReference) {
+  SCOPED_TRACE(Seed());
+  for (const int64_t n : {1, 80, 1000, 14336}) {
+    Matrix gate_up = Matrix::Normal(random_, AnyRows(), 2 * n, 3.0f);
+    gate_up.row(0)[0] = -200.0f;
+    Matrix out(gate_up.rows(), n), expected(gate_up.rows(), n);
+    const auto on_device = Upload(gate_up), result = Upload(out);
+    WINNOW_CUDA_OK(GeluTanhMul(View(on_device, gate_up), View(result, out), nullptr));
+    Download(result, out);
+    GeluTanhMulRef(gate_up.tensor(), expected.tensor());
+    ExpectNear(out, expected, 1e-6, 4e-6);
   }
 }
 

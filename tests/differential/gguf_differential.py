@@ -92,7 +92,14 @@ LAYER_NAMES = {
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
     "block_sparse_moe.gate": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp"}
-ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "ministral3": "mistral3"}  # where it is not the model_type
+# Norms that are others than in most families, or have other names there.
+OTHER_NORMS = {
+    "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
+    "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
+    **{family: {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+       for family in ("olmo2", "olmo3")}}
+ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "ministral3": "mistral3",
+                 "olmo3": "olmo2"}  # where it is not the model_type
 EXPERT_NAMES = {"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps", "gate_proj": "ffn_gate_exps",
                 "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 OTHER_NAMES = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
@@ -104,8 +111,8 @@ def gguf_name(name, family):
         return OTHER_NAMES[name]
     _, _, layer, rest = name.split(".", 3)
     base, suffix = rest.rsplit(".", 1)
-    if family == "seed_oss" and base == "post_attention_layernorm":
-        return f"blk.{layer}.post_attention_norm.{suffix}"
+    if base in OTHER_NORMS.get(family, ()):
+        return f"blk.{layer}.{OTHER_NORMS[family][base]}.{suffix}"
     return f"blk.{layer}.{LAYER_NAMES[base]}.{suffix}"
 
 
@@ -119,10 +126,15 @@ def token_texts(config):
     return ["a", "b", "ab"] + [f"t{i}" for i in range(3, config.vocab_size)]
 
 
+def rope_of(config):
+    """How layers rotate that see all tokens."""
+    return config.rope_parameters.get("full_attention", config.rope_parameters)
+
+
 def write_family(directory, config, path):
     """The model of a directory as a GGUF file in float32, with `config` as transformers resolves it."""
     from safetensors.torch import load_file
-    family, rope = config.model_type, config.rope_parameters
+    family, rope = config.model_type, rope_of(config)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer = gguf.GGUFWriter(path, ARCHITECTURES.get(family, family))
     writer.add_context_length(config.max_position_embeddings)
@@ -149,6 +161,13 @@ def write_family(directory, config, path):
     if family == "phi3":
         writer.add_sliding_window(config.sliding_window or 0)
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+    if family == "olmo3":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+        if rope["rope_type"] == "yarn":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(rope["factor"])
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if rope["rope_type"] == "longrope":
         original = rope["original_max_position_embeddings"]
         scale = config.max_position_embeddings / original
@@ -189,6 +208,10 @@ def write_family(directory, config, path):
     writer.close()
 
 
+# Windows that llama.cpp's files of these families do not have.
+NOT_IN_GGUF = ("qwen2_window", "qwen3_window", "smollm3_window")
+
+
 def has_gguf_experts(config):
     """Whether every layer has experts with normalised weights, as llama.cpp computes them, or there are none."""
     if config.model_type != "qwen3_moe":
@@ -207,12 +230,12 @@ def compare_families(tool):
         config = AutoConfig.from_pretrained(source)
         if config.model_type == "mistral3":
             continue  # the text part's tensors have other names, and their file is that of a text model
-        kind = config.rope_parameters["rope_type"]
-        # llama.cpp's files say less of yarn than config.json does.
-        kinds = ("yarn",) if config.model_type == "ministral3" else ("default", "linear", "longrope")
+        kind = rope_of(config)["rope_type"]
+        # llama.cpp's files say less of yarn than config.json does, and have one base for all layers.
+        kinds = ("yarn",) if config.model_type in ("ministral3", "olmo3") else ("default", "linear", "longrope")
         every_fourth = [int((i + 1) % 4 != 0) for i in range(config.num_hidden_layers)]
         if (not os.path.exists(os.path.join(source, "model.safetensors")) or kind not in kinds
-                or config.model_type in ("mistral", "glm") or not has_gguf_experts(config) or getattr(config, "no_rope_layers", every_fourth) != every_fourth):
+                or config.model_type in ("mistral", "glm") or case in NOT_IN_GGUF or not has_gguf_experts(config) or getattr(config, "no_rope_layers", every_fourth) != every_fourth):
             continue
         with open(os.path.join(source, "golden.json")) as file:
             golden = json.load(file)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Mistral3Config, PixtralVisionConfig
+from transformers import (AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Gemma3Config, Mistral3Config,
+                          PixtralVisionConfig, SiglipVisionConfig)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding
 from transformers.utils import logging
@@ -28,7 +29,7 @@ GREEDY_TOKENS = 16
 GREEDY_MARGIN = 1e-2  # the best logit's lead over the second at each greedy step
 LOGIT_CHANGE_MIN = 2e-2  # what leaving an option out must change; the tests' tolerance is 1e-3
 # Families whose default lies beyond this vocabulary, or is none.
-PADDING = {family: {"pad_token_id": 0} for family in ("smollm3", "seed_oss", "granite", "phi3", "glm")}
+PADDING = {family: {"pad_token_id": 0} for family in ("smollm3", "seed_oss", "granite", "phi3", "glm", "glm4")}
 ROUTER_MARGIN = 2e-5  # the lead, in logits, of the last expert that a token goes to over the next
 
 
@@ -44,7 +45,7 @@ class Case:
     shard_bytes: int | None = None
     drop: tuple = ()  # keys to leave out of config.json: the reader must know the default
     max_context: int | None = None  # that winnow serves; for LongRoPE, whose factors it decides
-    # The text part of a Mistral3ForConditionalGeneration, `family` its model_type; how its tensors are called: as by
+    # The text part of a model that reads images, `family` its model_type; how its tensors are called: as by
     # transformers before 4.52 ("old"), or since ("new").
     names: str | None = None
 
@@ -65,6 +66,10 @@ def shape(hidden, heads, kv_heads, head_dim=None, intermediate=40, **more):
 def longrope(pairs):
     return dict(rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=128,
                 short_factor=[1.0 + 0.02 * j for j in range(pairs)], long_factor=[1.1 + 0.3 * j for j in range(pairs)])
+
+
+def by_type(full, sliding):
+    return dict(full_attention=full, sliding_attention=sliding)
 
 
 def yarn(**more):
@@ -179,7 +184,53 @@ CASES = [
     Case("mistral3_mistral", "the same of a Mistral, untied, float16, newer names of tensors, in shards",
          "mistral", "float16", config=shape(64, 2, 1, 64, intermediate=32, sliding_window=None),
          rope=dict(rope_type="default", rope_theta=1000000.0), names="new", shard_bytes=60_000),
+    Case("mistral_window", "Mistral: a window of 100 tokens in every layer, transformers 4 keys",
+         "mistral", config=shape(64, 4, 2, 64, intermediate=32, sliding_window=100), keys="4"),
+    Case("phi3_window", "Phi-3-mini-4k: the same of 65 tokens, head_dim 80",
+         "phi3", config=shape(160, 2, 1, intermediate=32, sliding_window=65)),
+    Case("qwen2_window", "Qwen2: a window of 40 tokens in the layers from max_window_layers on, without layer_types",
+         "qwen2", config=shape(128, 2, 1, intermediate=32, num_hidden_layers=3, use_sliding_window=True, sliding_window=40,
+                               max_window_layers=2), drop=("layer_types",)),
+    Case("qwen3_window", "Qwen3: a window of 128 tokens in the layers that layer_types names",
+         "qwen3", config=shape(64, 2, 1, 64, intermediate=32, num_hidden_layers=3, use_sliding_window=True, sliding_window=128,
+                               layer_types=["sliding_attention", "full_attention", "sliding_attention"])),
+    Case("smollm3_window", "SmolLM3: a window of 64 tokens in the layers without RoPE, without layer_types",
+         "smollm3", config=shape(64, 2, 1, 64, intermediate=32, num_hidden_layers=3, no_rope_layer_interval=2,
+                                 use_sliding_window=True, sliding_window=64), drop=("layer_types", "no_rope_layers")),
+    Case("olmo2", "OLMo 2: norms of what attention and MLP give, Q and K normed as a whole, as many KV heads as query heads",
+         "olmo2", config=shape(128, 2, 2, intermediate=32), drop=("num_key_value_heads", "rms_norm_eps")),
+    Case("olmo3", "OLMo 3: the same, a window of 90 tokens in all layers but each fourth, which has yarn, transformers 4 keys",
+         "olmo3", config=shape(64, 2, 1, intermediate=32, head_dim=64, num_hidden_layers=5, sliding_window=90),
+         rope=by_type({**yarn(), "rope_theta": 500000.0}, dict(rope_type="default", rope_theta=500000.0)), keys="4",
+         drop=("layer_types",)),
+    Case("olmo3_types", "OLMo 3: layer_types, RoPE with other bases by type, attention_bias, transformers 5 keys",
+         "olmo3", "float32", shape(32, 2, 1, intermediate=24, head_dim=64, num_hidden_layers=3, sliding_window=70, attention_bias=True,
+                                   layer_types=["full_attention", "sliding_attention", "full_attention"]),
+         rope=by_type(dict(rope_type="linear", rope_theta=50000.0, factor=2.0), dict(rope_type="default", rope_theta=500.0))),
+    Case("gemma3", "Gemma 3: norms around with 1 + w, GELU, scaled embedding, head_dim 256, a window of 50 tokens in all layers but each sixth, "
+         "which has linear scaling, transformers 4 keys",
+         "gemma3_text", config=shape(64, 2, 1, intermediate=32, num_hidden_layers=7, sliding_window=50, query_pre_attn_scalar=100),
+         rope=by_type(dict(rope_type="linear", rope_theta=1000000.0, factor=8.0), dict(rope_type="default", rope_theta=10000.0)),
+         keys="4", drop=("layer_types", "head_dim", "hidden_activation", "rms_norm_eps",
+                         "tie_word_embeddings", "attention_bias")),
+    Case("gemma3_128", "Gemma 3 27B: head_dim 128, layer_types, RoPE by type, untied, float16, transformers 5 keys",
+         "gemma3_text", "float16", shape(64, 4, 2, 128, intermediate=32, num_hidden_layers=3, sliding_window=128,
+                                         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                                         query_pre_attn_scalar=168, tie_word_embeddings=False),
+         rope=by_type(dict(rope_type="default", rope_theta=100000.0), dict(rope_type="default", rope_theta=1000.0))),
+    Case("gemma3_whole", "the text part of a Gemma 3 that reads images, older names of tensors",
+         "gemma3_text", config=shape(64, 2, 1, 64, intermediate=32, num_hidden_layers=2, sliding_window=70,
+                                     layer_types=["sliding_attention", "full_attention"], query_pre_attn_scalar=64),
+         rope=by_type(dict(rope_type="linear", rope_theta=1000000.0, factor=8.0), dict(rope_type="default", rope_theta=10000.0)),
+         names="old"),
+    Case("glm4", "GLM-4-0414: norms before and after, half of a head rotates, QKV bias, fused gate_up_proj",
+         "glm4", config=shape(64, 2, 1, 128, intermediate=32), drop=("head_dim", "rms_norm_eps")),
 ]
+
+
+def plain_norm(model):
+    """The weight of a norm that leaves what it norms as it is."""
+    return 0.0 if "gemma" in model.config.model_type else 1.0
 
 
 def randomise(model, seed):
@@ -190,7 +241,7 @@ def randomise(model, seed):
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             if name.endswith("norm.weight"):
-                normal(tensor, 0.25, 1.0)
+                normal(tensor, 0.25, plain_norm(model))
             elif name.endswith(".bias"):
                 normal(tensor, 0.3)
             elif "embed_tokens" in name:
@@ -206,6 +257,10 @@ def randomise(model, seed):
 def older_keys(config, style):
     """config.json as transformers 4 wrote it."""
     rope = config.pop("rope_parameters")
+    if config["model_type"] == "gemma3_text":
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+    if config["model_type"] in ("olmo3", "gemma3_text"):
+        rope = rope["full_attention"]
     config["rope_theta"] = rope.pop("rope_theta")
     if config["model_type"] in ("phi3", "glm"):
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
@@ -251,6 +306,10 @@ def rename_tensors(folder, names):
 
 def with_images(text):
     """The configuration of a whole of which `text` is a part."""
+    if text.model_type == "gemma3_text":
+        vision = SiglipVisionConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+                                    image_size=4, patch_size=2)
+        return Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
     vision = PixtralVisionConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, head_dim=8,
                                  image_size=4, patch_size=2)
     return Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=text.tie_word_embeddings)
@@ -290,7 +349,7 @@ def write_model(case, seed, folder):
 def load(folder, max_context=None):
     """The model in float32. LongRoPE's factors are those of contexts up to max_context, for short sequences, too."""
     config = AutoConfig.from_pretrained(folder)
-    is_text_part = config.model_type == "mistral3"
+    is_text_part = config.model_type in ("mistral3", "gemma3")
     rope = (config.text_config if is_text_part else config).rope_parameters
     if max_context is not None and max_context > rope["original_max_position_embeddings"]:
         rope["short_factor"] = rope["long_factor"]
@@ -343,14 +402,26 @@ def knockouts(model):
         if kind.endswith(".bias"):
             yield kind, lambda members=members: [tensor.zero_() for tensor in members]
         elif "norm" in kind:
-            yield kind, lambda members=members: [tensor.fill_(1.0) for tensor in members]
+            yield kind, lambda members=members: [tensor.fill_(plain_norm(model)) for tensor in members]
     rotary = text_of(model).rotary_emb
-    if rotary.rope_type != "default":
+    by_type = isinstance(rotary.rope_type, dict)  # one set for each type of layers
+    if by_type:
+        def swap():
+            for name in ("inv_freq", "attention_scaling"):
+                full, sliding = (getattr(rotary, f"{kind}_attention_{name}") for kind in ("full", "sliding"))
+                setattr(rotary, f"full_attention_{name}", sliding)
+                setattr(rotary, f"sliding_attention_{name}", full)
+        yield "which layers rotate how", swap
+    elif rotary.rope_type != "default":
         def plain():
             inv_freq, _ = rotary.compute_default_rope_parameters(rotary.config)
             rotary.inv_freq.copy_(inv_freq)
             rotary.original_inv_freq, rotary.long_inv_freq = inv_freq, inv_freq
         yield "rope frequencies", plain
+    if getattr(rotary.config, "sliding_window", None) and rotary.config.sliding_window < MAX_POSITIONS:
+        # The last logits see one token less through each layer with a window.
+        for name, change in (("windows", MAX_POSITIONS), ("the last token of windows", -1)):
+            yield name, lambda change=change: setattr(rotary.config, "sliding_window", rotary.config.sliding_window + change)
     if "llama_4_scaling_beta" in rotary.config.rope_parameters:
         yield "scaled queries", lambda: rotary.config.rope_parameters.update(llama_4_scaling_beta=0.0)
     layers = text_of(model).layers
@@ -373,7 +444,7 @@ def knockouts(model):
     if model.config.model_type == "qwen3_moe":
         yield "whether weights are normalised", lambda: [
             setattr(router, "norm_topk_prob", not router.norm_topk_prob) for router in routers]
-    if rotary.attention_scaling != 1.0:
+    if not by_type and rotary.attention_scaling != 1.0:
         yield "rope attention factor", lambda: setattr(rotary, "attention_scaling", 1.0)
 
 
@@ -385,6 +456,13 @@ def prove_sensitivity(folder, max_context, ids, expected):
         change = (logits_of(model, ids)[-1] - torch.tensor(expected)).abs().max().item()
         print(f"    without {name}: logits move by {change:.3f}")
         assert change > LOGIT_CHANGE_MIN, (folder.name, name, change)
+
+
+def rope_of(rotary):
+    """How layers rotate that see all tokens."""
+    of_type = "full_attention_" if isinstance(rotary.rope_type, dict) else ""
+    return {"inv_freq": getattr(rotary, f"{of_type}inv_freq").tolist(),
+            "attention_factor": getattr(rotary, f"{of_type}attention_scaling")}
 
 
 def make_case(case, seed):
@@ -408,7 +486,7 @@ def make_case(case, seed):
     golden = {
         "name": case.name,
         "what": case.what,
-        "rope": {"inv_freq": rotary.inv_freq.tolist(), "attention_factor": rotary.attention_scaling},
+        "rope": rope_of(rotary),
         "sequences": sequences,
     }
     if case.max_context is not None:

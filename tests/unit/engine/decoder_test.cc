@@ -421,13 +421,14 @@ TEST(Decoder, OptionsOutOfRangeAreRefusedByName) {
 TEST(Decoder, LayersThatAreNotComputedAreRefusedByName) {
   ModelConfig config = SmallConfig(DType::kF32);
   const SyntheticWeights weights = *MakeSyntheticWeights(config, 7);
-  config.layers[1].window = 128;
+  config.layers[1].mlp = LayerSpec::Mlp::kExperts;
+  config.layers[1].mlp_bias = true;
   const auto backend = kernels::MakeCpuBackend("scalar", 1);
   const absl::Status status = Decoder::Create(config, weights.weights, *backend,
                                               {.compute = DType::kF32, .kv_bytes = 1 << 20})
                                   .status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("layer 1: a sliding window of 128 tokens"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("layer 1: biases of experts"));
 }
 
 TEST(Decoder, MemoryThatCannotBeHadIsAnErrorWithItsSize) {

@@ -42,7 +42,9 @@ class FakeModel final : public Model {
   int32_t num_blocks() const override { return shape_.num_blocks; }
   int32_t max_batch_tokens() const override { return shape_.max_batch_tokens; }
   int32_t max_batch_logits() const override { return shape_.max_batch_logits; }
-  int64_t kv_rows_per_token() const override { return 6; }  // 3 layers x 2 KV heads
+  uint64_t KvRowsSeen(int32_t position, int32_t num_queries) const override {
+    return 6 * (uint64_t{static_cast<uint32_t>(position)} + num_queries);  // 3 layers x 2 KV heads
+  }
   int64_t kv_row_bytes() const override { return 256; }
 
   absl::Status CheckPolicy(const AttentionPolicy& policy) const override {
@@ -51,7 +53,7 @@ class FakeModel final : public Model {
   }
   absl::StatusOr<std::unique_ptr<RetrievalState>> NewRetrievalState(
       const AttentionPolicy& policy) override {
-    return std::make_unique<RetrievalState>(policy, 3);
+    return std::make_unique<RetrievalState>(policy, std::vector<LayerSpec>(3));
   }
   absl::Status ResumeRetrieval(RetrievalState&) override { return absl::OkStatus(); }
 

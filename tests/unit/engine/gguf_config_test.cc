@@ -190,9 +190,9 @@ TEST(GgufConfig, WhatWouldChangeTheAnswerIsRefusedByName) {
   };
   const auto remove = [](const char* key) { return [=](GgufBuilder& file) { file.Remove(key); }; };
   const std::vector<Refusal> refusals = {
-      {"architecture", set("general.architecture", "gemma3"),
-       "\"gemma3\" is not supported; winnow runs llama, mistral3, qwen2, qwen3, smollm3, seed_oss, "
-       "granite, phi3, ernie4_5, qwen3moe"},
+      {"architecture", set("general.architecture", "gemma4"),
+       "\"gemma4\" is not supported; winnow runs llama, mistral3, qwen2, qwen3, smollm3, seed_oss, "
+       "granite, phi3, glm4, olmo2, gemma3, ernie4_5, qwen3moe"},
       {"no architecture", remove("general.architecture"), "\"general.architecture\": missing",
        kInvalid},
       {"an adapter", set("general.type", "adapter"), "\"adapter\" is not supported"},
@@ -216,7 +216,7 @@ TEST(GgufConfig, WhatWouldChangeTheAnswerIsRefusedByName) {
       {"a key that nobody knows", set("llama.attention.sharpness", 2.0f),
        "winnow does not know this key"},
       {"a window", set("llama.attention.sliding_window", uint32_t{4096}),
-       "sliding windows are not supported"},
+       "4096: no windows of Llama models are read from GGUF files"},
       {"a scale", set("llama.attention.scale", 0.25f), "winnow scales by 0.125"},
       {"not causal", set("llama.attention.causal", false), "only causal attention"},
       {"a part of each head", set("llama.rope.dimension_count", uint32_t{32}),
@@ -231,7 +231,7 @@ TEST(GgufConfig, WhatWouldChangeTheAnswerIsRefusedByName) {
            f.Set(key, uint32_t{72});
          }
        },
-       "a head dimension of 72 is not supported; winnow has 64, 80, 96, 128"},
+       "a head dimension of 72 is not supported; winnow has 64, 80, 96, 128, 256"},
       {"rope", set("llama.rope.scaling.type", "dynamic"),
        "winnow has none, linear, yarn, longrope"},
       {"longrope's tensors", set("llama.rope.scaling.type", "longrope"),
@@ -303,6 +303,54 @@ GgufBuilder Of(const std::string& name) {
   if (name == "granite") set("logit_scale", 8.0f);
   file.Tensor("token_embd.weight", {512, 4}, kGgufF32, std::string(512 * 16, '\0'));
   return file;
+}
+
+TEST(GgufConfig, AFileWithAWindowIsOfTheLaterFamily) {
+  const auto plain = Read(Of("olmo2"));
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->family, ModelConfig::Family::kOlmo2);
+  EXPECT_EQ(plain->NumFullLayers(), 5);
+  GgufBuilder file = Of("olmo2");
+  file.Set("olmo2.attention.sliding_window", uint32_t{4096});
+  file.Set("olmo2.rope.scaling.type", "yarn");
+  file.Set("olmo2.rope.scaling.factor", 8.0f);
+  const auto windows_of = [](const ModelConfig& config) {
+    std::vector<int32_t> windows;
+    for (const LayerSpec& layer : config.layers) {
+      windows.push_back(layer.window);
+      EXPECT_EQ(layer.rope, layer.window > 0 ? 1 : 0);
+    }
+    return windows;
+  };
+  const auto config = Read(file);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->family, ModelConfig::Family::kOlmo3);
+  EXPECT_THAT(windows_of(*config), ElementsAre(4096, 4096, 4096, 0, 4096));
+  EXPECT_EQ(config->ropes[0].scaling.kind, RopeScaling::Kind::kYarn);
+  EXPECT_EQ(config->ropes[1].scaling.kind, RopeScaling::Kind::kNone);
+  const auto set_pattern = [&file](std::string_view truths) {
+    file.Remove("olmo2.attention.sliding_window_pattern");
+    file.Array("olmo2.attention.sliding_window_pattern", GgufValueType::kBool, truths.size(),
+               truths);
+  };
+  set_pattern(std::string_view("\1\0\1\1\0", 5));
+  EXPECT_THAT(windows_of(*Read(file)), ElementsAre(4096, 0, 4096, 4096, 0));
+  set_pattern(std::string_view("\1\0", 2));
+  EXPECT_THAT(std::string(Read(file).status().message()), HasSubstr("5 times true or false"));
+  file.Remove("olmo2.attention.sliding_window_pattern");
+  file.Set("olmo2.attention.sliding_window_pattern", uint32_t{2});
+  EXPECT_THAT(windows_of(*Read(file)), ElementsAre(4096, 0, 4096, 0, 4096));
+
+  GgufBuilder gemma = Of("gemma3");
+  gemma.Set("gemma3.attention.sliding_window", uint32_t{1024});
+  gemma.Set("gemma3.rope.freq_base", 1000000.0f);
+  const auto third = Read(gemma);
+  ASSERT_TRUE(third.ok()) << third.status();
+  EXPECT_THAT(windows_of(*third), ElementsAre(1024, 1024, 1024, 1024, 1024));
+  EXPECT_FALSE(third->norms_add_one);  // their writer has added it
+  EXPECT_DOUBLE_EQ(third->embedding_multiplier, std::sqrt(512.0));
+  EXPECT_EQ(third->ropes[0].theta, 1000000.0);
+  EXPECT_EQ(third->ropes[1].theta, 10000.0);
 }
 
 TEST(GgufConfig, SmolLM3sEveryFourthLayerDoesNotRotate) {
@@ -394,8 +442,9 @@ TEST(GgufConfig, Phi3RotatesInPartAndHasLongRope) {
   EXPECT_THAT(std::string(Read(other).status().message()), HasSubstr("must be 48 values"));
   GgufBuilder window = Of("phi3");
   window.Set("phi3.attention.sliding_window", uint32_t{2047});
-  EXPECT_THAT(std::string(Read(window).status().message()),
-              HasSubstr("sliding windows are not supported"));
+  const auto windowed = Read(window);
+  ASSERT_TRUE(windowed.ok()) << windowed.status();
+  for (const LayerSpec& layer : windowed->layers) EXPECT_EQ(layer.window, 2047);
   for (const uint32_t dimensions : {0u, 97u, 130u}) {
     GgufBuilder bad = Of("phi3");
     bad.Set("phi3.rope.dimension_count", dimensions);

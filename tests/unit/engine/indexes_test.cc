@@ -63,8 +63,8 @@ TEST_F(IndexesTest, ChunksDoNotShow) {
         "pca:k=4,sink=3,dense_layers=0", "pca:k=4,sink=3,rerank=on,dense_layers=0"}) {
     const AttentionPolicy policy = RetrievalScene::Policy(text);
     const std::unique_ptr<Indexes> whole = Make(), cut = Make();
-    RetrievalState at_once(policy, RetrievalScene::kLayers),
-        by_parts = {policy, RetrievalScene::kLayers};
+    RetrievalState at_once(policy, RetrievalScene::Layers()),
+        by_parts = {policy, RetrievalScene::Layers()};
     ASSERT_TRUE(whole->GivePlace(at_once).ok());
     ASSERT_TRUE(cut->GivePlace(by_parts).ok());
     Append(*whole, at_once, 0, RetrievalScene::kTokens);
@@ -98,31 +98,31 @@ TEST_F(IndexesTest, ChunksDoNotShow) {
   }
 }
 
-// Tokens that are decoded densely, one by one, are taken in with the last of their block, or with the next that selects, and
+// Tokens that are decoded densely, one by one, are taken in with the last of eight blocks, or with the next that selects, and
 // the indexes have the same bits.
-TEST_F(IndexesTest, DenseTokensWaitForTheirBlockOrForAQuery) {
-  constexpr int32_t kPrompt = 37, kSelects = 91;
-  static_assert(kPrompt % RetrievalScene::kBlockTokens != 0 &&
-                (kSelects + 1) % RetrievalScene::kBlockTokens != 0);
+TEST_F(IndexesTest, DenseTokensWaitForEightBlocksOrForAQuery) {
+  constexpr int32_t kPrompt = 37, kTogether = 8 * RetrievalScene::kBlockTokens, kSelects = 291;
+  static_assert(kPrompt % kTogether != 0 && kPrompt < kTogether && kTogether < kSelects &&
+                (kSelects + 1) % kTogether != 0);
   for (const char* text : {"lsh:k=4,p=0.9,dense_layers=0", "quest:k=16,dense_layers=0",
                            "pca:k=4,sink=3,window=1,rerank=on,dense_layers=0",
                            "pca:k=4,sink=3,window=1,verify=4,dense_layers=0"}) {
     const AttentionPolicy policy = RetrievalScene::Policy(text);
     const std::unique_ptr<Indexes> whole = Make(), waiting = Make();
-    RetrievalState at_once(policy, RetrievalScene::kLayers),
-        one_by_one(policy, RetrievalScene::kLayers);
+    RetrievalState at_once(policy, RetrievalScene::Layers()),
+        one_by_one(policy, RetrievalScene::Layers());
     ASSERT_TRUE(whole->GivePlace(at_once).ok());
     ASSERT_TRUE(waiting->GivePlace(one_by_one).ok());
     EXPECT_EQ(Append(*waiting, one_by_one, 0, kPrompt, /*selects=*/false), 0);
     int32_t from = kPrompt;
     for (int32_t token = kPrompt; token < kSelects; ++token) {
-      const bool is_last = (token + 1) % RetrievalScene::kBlockTokens == 0;
+      const bool is_last = (token + 1) % kTogether == 0;
       EXPECT_EQ(Append(*waiting, one_by_one, token, token + 1, /*selects=*/false),
                 is_last ? from : -1);
       if (is_last) from = token + 1;
       EXPECT_EQ(one_by_one.layer(kLast).indexed, from);
     }
-    EXPECT_LT(from, kSelects);
+    EXPECT_EQ(from, kSelects / kTogether * kTogether);
     EXPECT_EQ(Append(*waiting, one_by_one, kSelects, kSelects + 1), from);
     EXPECT_EQ(one_by_one.layer(kLast).indexed, kSelects + 1);
     Append(*whole, at_once, 0, kSelects + 1);
@@ -138,7 +138,7 @@ TEST_F(IndexesTest, DenseTokensWaitForTheirBlockOrForAQuery) {
 TEST_F(IndexesTest, ADenseTokenThatWaitsDropsWhatStoodInItsPlace) {
   const std::unique_ptr<Indexes> refused = Make(), plain = Make();
   const AttentionPolicy policy = RetrievalScene::Policy("lsh:k=4,dense_layers=0");
-  RetrievalState state(policy, RetrievalScene::kLayers), other(policy, RetrievalScene::kLayers);
+  RetrievalState state(policy, RetrievalScene::Layers()), other(policy, RetrievalScene::Layers());
   Append(*refused, state, 0, 105);  // from 100 on a draft
   Append(*plain, other, 0, 100);
   for (float& value : scene_.k) value = -value;  // other tokens
@@ -161,7 +161,7 @@ TEST_F(IndexesTest, InTiersNothingWaits) {
   options_.transform = paged.Fit();
   auto indexes = Indexes::Create(paged.config, *paged.memory, *paged.backend, options_);
   ASSERT_TRUE(indexes.ok()) << indexes.status();
-  RetrievalState state(RetrievalScene::Policy("lsh:k=4,dense_layers=0"), RetrievalScene::kLayers);
+  RetrievalState state(RetrievalScene::Policy("lsh:k=4,dense_layers=0"), RetrievalScene::Layers());
   const std::vector<int32_t> tokens(1);
   const SequenceChunk chunk{tokens, 0, paged.blocks, 1, &state, 0};
   PassRows rows;
@@ -178,7 +178,7 @@ TEST_F(IndexesTest, InTiersNothingWaits) {
 TEST_F(IndexesTest, WhatIsWrittenAgainIsTakenInAgain) {
   const std::unique_ptr<Indexes> indexes = Make(), fresh = Make();
   const AttentionPolicy policy = RetrievalScene::Policy("lsh:k=4,dense_layers=0");
-  RetrievalState state(policy, RetrievalScene::kLayers), other(policy, RetrievalScene::kLayers);
+  RetrievalState state(policy, RetrievalScene::Layers()), other(policy, RetrievalScene::Layers());
   Append(*indexes, state, 0, 200);
   const std::vector<std::byte> before = Bytes(indexes->Parts()[0]);
   state.Rewind(150);
@@ -205,9 +205,9 @@ TEST_F(IndexesTest, PlacesForSummariesAreFewAndComeBack) {
   options_.summaries = 2;
   const std::unique_ptr<Indexes> indexes = Make();
   const AttentionPolicy policy = RetrievalScene::Policy("pca:k=4,dense_layers=0");
-  auto one = std::make_unique<RetrievalState>(policy, RetrievalScene::kLayers);
-  RetrievalState two(policy, RetrievalScene::kLayers), three(policy, RetrievalScene::kLayers);
-  RetrievalState none(RetrievalScene::Policy("lsh:k=4,dense_layers=0"), RetrievalScene::kLayers);
+  auto one = std::make_unique<RetrievalState>(policy, RetrievalScene::Layers());
+  RetrievalState two(policy, RetrievalScene::Layers()), three(policy, RetrievalScene::Layers());
+  RetrievalState none(RetrievalScene::Policy("lsh:k=4,dense_layers=0"), RetrievalScene::Layers());
   ASSERT_TRUE(indexes->GivePlace(*one).ok());
   ASSERT_TRUE(indexes->GivePlace(two).ok());
   EXPECT_TRUE(indexes->GivePlace(two).ok());  // has one
@@ -219,7 +219,7 @@ TEST_F(IndexesTest, PlacesForSummariesAreFewAndComeBack) {
   EXPECT_TRUE(indexes->GivePlace(three).ok());
   two.Suspend();
   EXPECT_EQ(two.layer(0).summary.data, nullptr);
-  RetrievalState four(policy, RetrievalScene::kLayers);
+  RetrievalState four(policy, RetrievalScene::Layers());
   EXPECT_TRUE(indexes->GivePlace(four).ok());
 }
 

@@ -112,9 +112,15 @@ class KvTiersTest : public ::testing::Test {
                                                               : kernels::DType::kBF16);
   }
 
+  ModelOptions PlainOptions() const {
+    ModelOptions options = Options();
+    if (!index_.empty()) options.retrieval.index = index_;
+    return options;
+  }
+
   // As few frames as the options allow, and a store for everything else.
   ModelOptions Tiered() const {
-    ModelOptions options = Options();
+    ModelOptions options = PlainOptions();
     options.kv_dtype = kv_dtype_;
     options.kv_bytes = LayerBlockBytes() * LeastFrames(config_.num_layers(), kBlockTokens, kContext,
                                                        kStepTokens, kRunning);
@@ -131,7 +137,7 @@ class KvTiersTest : public ::testing::Test {
       *faulty = made.get();
       return made;
     };
-    return Load(options, kNeedle, std::move(backend));
+    return Load(options, model_dir_, std::move(backend));
   }
 
   // An engine that has been given all requests, and no step yet.
@@ -182,7 +188,7 @@ class KvTiersTest : public ::testing::Test {
   const std::vector<Reply>& Expected(bool on_device = false) {
     std::vector<Reply>& expected = expected_[on_device];
     if (!expected.empty()) return expected;
-    ModelOptions options = Options();
+    ModelOptions options = PlainOptions();
     options.kv_dtype = kv_dtype_;
     options.kv_bytes = LayerBlockBytes() * config_.num_layers() * 8 * (kContext / kBlockTokens);
     std::unique_ptr<kernels::Backend> backend;
@@ -192,7 +198,7 @@ class KvTiersTest : public ::testing::Test {
       backend =
           std::make_unique<PretendedDeviceOfItsOwn>(kernels::MakeCpuBackend("auto", kThreads));
     }
-    const auto model = Load(options, kNeedle, std::move(backend));
+    const auto model = Load(options, model_dir_, std::move(backend));
     EXPECT_EQ(IsDevice(*model->backend), on_device);
     expected = Finish(*Start(*model, /*prefix_cache=*/false));
     return expected;
@@ -239,6 +245,8 @@ class KvTiersTest : public ::testing::Test {
   uint64_t losses_ = 0, cached_tokens_ = 0;
   double eager_share_ = 0;  // of EngineOptions
   int32_t step_tokens_ = kStepTokens;
+  std::string model_dir_ = kNeedle;
+  std::string index_;  // of the model's policies; empty: those of Options()
   std::string kv_dtype_ = "bf16";
   KvEventLog* kv_events_ = nullptr;       // of EngineOptions
   ChainFunction chain_next_ = ChainNext;  // the same

@@ -41,6 +41,7 @@ TEST(ModelFamilyTest, EntryGivesTheLayersOfItsModels) {
     for (int32_t i = 0; i < 5; ++i) {
       LayerSpec expected = family.layer;
       if (family.no_rope_interval == i + 1) expected.rope = LayerSpec::kNoRope;
+      if (family.has_rope_by_type && (i + 1) % family.windows.but != 0) expected.rope = 1;
       EXPECT_EQ(config->layers[i], expected) << family.name << ", layer " << i;
     }
     EXPECT_TRUE(CheckLayers(config->layers, static_cast<int32_t>(config->ropes.size())).ok());
@@ -55,6 +56,17 @@ TEST(ModelFamilyTest, EntryGivesTheLayersOfItsModels) {
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kGranite).layer, LayerSpec());
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kPhi3).layer, LayerSpec());
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kGlm).layer, LayerSpec{.qkv_bias = true});
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kGlm4).layer,
+            (LayerSpec{.norms = LayerSpec::Norms::kAround, .qkv_bias = true}));
+  for (const auto family : {ModelConfig::Family::kOlmo2, ModelConfig::Family::kOlmo3}) {
+    EXPECT_EQ(
+        FamilyOf(family).layer,
+        (LayerSpec{.norms = LayerSpec::Norms::kAfter, .qk_norm = true, .qk_norm_whole = true}));
+  }
+  EXPECT_EQ(
+      FamilyOf(ModelConfig::Family::kGemma3).layer,
+      (LayerSpec{
+          .norms = LayerSpec::Norms::kAround, .mlp = LayerSpec::Mlp::kGatedGelu, .qk_norm = true}));
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kErnie).layer, LayerSpec());
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kMixtral).layer,
             LayerSpec{.mlp = LayerSpec::Mlp::kExperts});
@@ -91,6 +103,7 @@ TEST(ModelFamilyTest, EntrySaysWhichBiasesKeysGive) {
         case ModelFamily::Key::kIgnored:
           break;
       }
+      if (family.has_rope_by_type) expected.rope = 1;
       ASSERT_TRUE(config.ok()) << family.name << ": " << config.status();
       EXPECT_THAT(config->layers, Each(expected)) << family.name << ", " << key;
     }
@@ -119,22 +132,41 @@ TEST(ModelFamilyTest, TensorsFollowEachLayersDescription) {
   EXPECT_EQ(optional, expected);
 }
 
+TEST(LayerSpecTest, RowsSeenAreThoseOfWindows) {
+  const std::vector<LayerSpec> layers = {{}, {.window = 10}, {.window = 100}};
+  EXPECT_EQ(KvRowsSeen(layers, 2, 0), 2 * (1 + 1 + 1));
+  EXPECT_EQ(KvRowsSeen(layers, 2, 9), 2 * (10 + 10 + 10));
+  EXPECT_EQ(KvRowsSeen(layers, 2, 10), 2 * (11 + 10 + 11));
+  EXPECT_EQ(KvRowsSeen(layers, 1, 500, 4), 504 + 13 + 103);
+  EXPECT_EQ(KvRowsSeen(layers, 1, 8, 4), 12 + 12 + 12);
+}
+
 TEST(LayerSpecTest, WhatIsNotComputedIsRefusedByLayerAndName) {
   const struct {
     LayerSpec layer;
     absl::StatusCode code;
     const char* property;
   } kCases[] = {
-      {{.window = 4096}, absl::StatusCode::kUnimplemented, "a sliding window of 4096 tokens"},
-      {{.norms = LayerSpec::Norms::kAfter}, absl::StatusCode::kUnimplemented, "norms after"},
+      {{.mlp = LayerSpec::Mlp::kGatedGelu},
+       absl::StatusCode::kUnimplemented,
+       "gelu without a norm after the MLP"},
+      {{.norms = LayerSpec::Norms::kAround, .mlp = LayerSpec::Mlp::kExperts},
+       absl::StatusCode::kUnimplemented,
+       "norms after attention and experts"},
       {{.mlp = LayerSpec::Mlp::kExperts, .mlp_bias = true},
        absl::StatusCode::kUnimplemented,
        "biases of experts"},
       {{.rope = 2}, absl::StatusCode::kInvalidArgument, "no RoPE set 2; the model has 2"},
       {{.rope = -2}, absl::StatusCode::kInvalidArgument, "no RoPE set -2; the model has 2"},
   };
-  const LayerSpec all_that_is_computed = {
-      .rope = 1, .qk_norm = true, .qkv_bias = true, .o_bias = true, .mlp_bias = true};
+  const LayerSpec all_that_is_computed = {.window = 4096,
+                                          .rope = 1,
+                                          .norms = LayerSpec::Norms::kAround,
+                                          .qk_norm = true,
+                                          .qk_norm_whole = true,
+                                          .qkv_bias = true,
+                                          .o_bias = true,
+                                          .mlp_bias = true};
   EXPECT_TRUE(CheckLayers(std::vector<LayerSpec>(4, all_that_is_computed), 2).ok());
   EXPECT_TRUE(CheckLayers(std::vector<LayerSpec>(4, {.rope = LayerSpec::kNoRope}), 2).ok());
   EXPECT_TRUE(CheckLayers(std::vector<LayerSpec>(4, {.mlp = LayerSpec::Mlp::kExperts}), 2).ok());

@@ -127,6 +127,12 @@ json Ministral3(const json& changes = {}) {
   return config;
 }
 
+std::vector<int32_t> WindowsOf(const ModelConfig& config) {
+  std::vector<int32_t> windows;
+  for (const LayerSpec& layer : config.layers) windows.push_back(layer.window);
+  return windows;
+}
+
 std::vector<int32_t> RopesOf(const ModelConfig& config) {
   std::vector<int32_t> ropes;
   for (const LayerSpec& layer : config.layers) ropes.push_back(layer.rope);
@@ -442,7 +448,113 @@ TEST(ModelConfigTest, WindowsThatCannotBiteAreOff) {
   qwen["max_window_layers"] = 2;  // the first two layers attend fully, and there are two
   ParseGood(qwen);
   qwen["layer_types"] = {"full_attention", "full_attention"};
-  ParseGood(qwen);
+  EXPECT_THAT(WindowsOf(ParseGood(qwen)), ElementsAre(0, 0));
+}
+
+// As the 4B model's file has them.
+json Gemma3(const json& text) {
+  json part = {
+      {"hidden_size", 2560},     {"intermediate_size", 10240},
+      {"num_hidden_layers", 34}, {"model_type", "gemma3_text"},
+      {"sliding_window", 1024},  {"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}}};
+  part.update(text);
+  return {{"architectures", {"Gemma3ForConditionalGeneration"}},
+          {"model_type", "gemma3"},
+          {"boi_token_index", 255999},
+          {"eoi_token_index", 256000},
+          {"eos_token_id", {1, 106}},
+          {"image_token_index", 262144},
+          {"mm_tokens_per_image", 256},
+          {"torch_dtype", "bfloat16"},
+          {"vision_config", {{"model_type", "siglip_vision_model"}}},
+          {"text_config", part}};
+}
+
+TEST(ModelConfigTest, Gemma3HasWhatItsFilesLeaveOut) {
+  const ModelConfig config = ParseGood(Gemma3(json::object()));
+  EXPECT_TRUE(config.is_text_part && config.tie_word_embeddings && config.norms_add_one);
+  EXPECT_EQ(config.num_heads, 8);
+  EXPECT_EQ(config.num_kv_heads, 4);
+  EXPECT_EQ(config.head_dim, 256);
+  EXPECT_EQ(config.vocab_size, 262208);
+  EXPECT_EQ(config.max_position_embeddings, 131072);
+  EXPECT_EQ(config.dtype, kernels::DType::kBF16);
+  EXPECT_THAT(config.eos_token_ids, ElementsAre(1, 106));
+  EXPECT_TRUE(config.unknown_keys.empty());
+  EXPECT_DOUBLE_EQ(config.embedding_multiplier, std::sqrt(2560.0));
+  EXPECT_FLOAT_EQ(config.AttentionScale(), 1.0f / 16);
+  ASSERT_EQ(config.ropes.size(), 2u);
+  EXPECT_EQ(config.ropes[0].theta, 1e6);
+  EXPECT_EQ(config.ropes[0].scaling.kind, RopeScaling::Kind::kLinear);
+  EXPECT_EQ(config.ropes[1].theta, 1e4);
+  EXPECT_EQ(config.ropes[1].scaling.kind, RopeScaling::Kind::kNone);
+  for (int32_t i = 0; i < config.num_layers(); ++i) {
+    const bool full = i % 6 == 5;
+    EXPECT_EQ(config.layers[i].window, full ? 0 : 1024) << i;
+    EXPECT_EQ(config.layers[i].rope, full ? 0 : 1) << i;
+  }
+
+  const ModelConfig other = ParseGood(Gemma3({{"num_attention_heads", 32},
+                                              {"num_key_value_heads", 16},
+                                              {"head_dim", 128},
+                                              {"query_pre_attn_scalar", 168},
+                                              {"rope_local_base_freq", 5000},
+                                              {"sliding_window_pattern", 2}}));
+  EXPECT_FLOAT_EQ(other.AttentionScale(), 1 / std::sqrt(168.0f));
+  EXPECT_EQ(other.ropes[1].theta, 5000);
+  EXPECT_EQ(other.NumFullLayers(), 17);
+  // A window that cannot bite leaves a layer the RoPE of its type.
+  const ModelConfig small = ParseGood(Gemma3({{"max_position_embeddings", 1024}}));
+  EXPECT_EQ(small.NumFullLayers(), 34);
+  EXPECT_EQ(small.layers[0].rope, 1);
+
+  for (const auto& [key, value] : {std::pair("attn_logit_softcapping", json(50.0)),
+                                   {"final_logit_softcapping", 30.0},
+                                   {"hidden_activation", "silu"},
+                                   {"hidden_act", "silu"},
+                                   {"use_bidirectional_attention", true}}) {
+    const auto refused = Parse(Gemma3({{key, value}}));
+    EXPECT_EQ(refused.status().code(), absl::StatusCode::kUnimplemented) << key;
+    EXPECT_THAT(std::string(refused.status().message()), HasSubstr(key));
+  }
+}
+
+TEST(ModelConfigTest, Olmo3RotatesLayersByTheirTypes) {
+  json config = Bare("Olmo3ForCausalLM", "olmo3", {{"num_hidden_layers", 5}});
+  config.update({{"num_key_value_heads", 2}, {"sliding_window", 64}});
+  config["rope_scaling"] = {
+      {"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 64}};
+  const ModelConfig older = ParseGood(config);
+  EXPECT_THAT(WindowsOf(older), ElementsAre(64, 64, 64, 0, 64));
+  EXPECT_THAT(RopesOf(older), ElementsAre(1, 1, 1, 0, 1));
+  EXPECT_EQ(older.ropes[0].scaling.kind, RopeScaling::Kind::kYarn);
+  EXPECT_EQ(older.ropes[1].scaling.kind, RopeScaling::Kind::kNone);
+  EXPECT_EQ(older.ropes[1].theta, 500000.0);
+
+  config.erase("rope_scaling");
+  config["rope_parameters"] = {
+      {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 777.0}}},
+      {"full_attention", {{"rope_type", "linear"}, {"factor", 2.0}}}};
+  const ModelConfig newer = ParseGood(config);
+  EXPECT_EQ(newer.ropes[0].scaling.kind, RopeScaling::Kind::kLinear);
+  EXPECT_EQ(newer.ropes[0].theta, 500000.0);
+  EXPECT_EQ(newer.ropes[1].theta, 777.0);
+
+  config["rope_parameters"]["chunked_attention"] = json::object();
+  EXPECT_THAT(std::string(Parse(config).status().message()),
+              HasSubstr("\"chunked_attention\": winnow does not know this type"));
+  config["rope_parameters"].erase("chunked_attention");
+  config["rope_parameters"]["full_attention"] = 7;
+  EXPECT_THAT(std::string(Parse(config).status().message()),
+              HasSubstr("rope_parameters.full_attention"));
+}
+
+TEST(ModelConfigTest, AWindowOfTheServedContextIsNone) {
+  json mistral = OfFamily("MistralForCausalLM", "mistral");
+  mistral["sliding_window"] = 100;
+  const ModelConfig config = ParseGood(mistral);
+  EXPECT_THAT(WindowsOf(WithServedContext(config, 101)), ElementsAre(100, 100));
+  EXPECT_THAT(WindowsOf(WithServedContext(config, 100)), ElementsAre(0, 0));
 }
 
 struct Refusal {
@@ -456,20 +568,19 @@ std::vector<Refusal> Refusals() {
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
   json mistral = OfFamily("MistralForCausalLM", "mistral");
-  json mistral_window = mistral, mistral_long = mistral, mistral_bias = mistral;
-  mistral_window["sliding_window"] = 255;
-  mistral_long["max_position_embeddings"] = 8192;
+  json mistral_window = mistral, mistral_types = mistral, mistral_bias = mistral;
+  mistral_window["sliding_window"] = 0;
+  mistral_types["layer_types"] = {"full_attention", "sliding_attention"};
   mistral_bias["sliding_window"] = nullptr;
   mistral_bias["attention_bias"] = true;
-  json mistral_misled = mistral_window;
-  mistral_misled["use_sliding_window"] =
-      false;  // a key that Mistral does not have: the window is on
   json qwen = OfFamily("Qwen2ForCausalLM", "qwen2");
-  json qwen_window = qwen, qwen_types = qwen, qwen_mlp_bias = qwen, qwen_kv = qwen,
-       qwen_chunks = qwen;
-  qwen_window.update(
-      {{"use_sliding_window", true}, {"sliding_window", 64}, {"max_window_layers", 1}});
+  json qwen_types = qwen, qwen_few_types = qwen, qwen_other_types = qwen, qwen_no_window = qwen,
+       qwen_mlp_bias = qwen, qwen_kv = qwen, qwen_chunks = qwen;
   qwen_types["layer_types"] = {"full_attention", "sliding_attention"};
+  qwen_no_window = qwen_types;
+  qwen_no_window.update({{"use_sliding_window", true}, {"sliding_window", nullptr}});
+  qwen_few_types["layer_types"] = {"full_attention"};
+  qwen_other_types["layer_types"] = {"full_attention", "chunked_attention"};
   qwen_mlp_bias["mlp_bias"] = true;
   qwen_kv.erase("num_key_value_heads");  // 32 by default, for 2 query heads
   qwen_chunks["dual_chunk_attention_config"] = {{"chunk_size", 64}};
@@ -481,8 +592,9 @@ std::vector<Refusal> Refusals() {
        "\"GptOssForCausalLM\" is not supported; winnow runs LlamaForCausalLM, MistralForCausalLM, "
        "Ministral3ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM, "
        "SeedOssForCausalLM, GraniteForCausalLM, Phi3ForCausalLM, GlmForCausalLM, "
+       "Glm4ForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, Gemma3ForCausalLM, "
        "Ernie4_5ForCausalLM, MixtralForCausalLM, Qwen3MoeForCausalLM, and the text part of "
-       "Mistral3ForConditionalGeneration"},
+       "Mistral3ForConditionalGeneration and of Gemma3ForConditionalGeneration"},
       {"architectures", With({{"architectures", {"GraniteMoeForCausalLM"}}}), kUnimplemented,
        "winnow runs"},
       {"architectures", With({{"architectures", {"Qwen2MoeForCausalLM"}}}), kUnimplemented,
@@ -501,7 +613,7 @@ std::vector<Refusal> Refusals() {
        kInvalid, "does not divide"},
       {"num_key_value_heads", qwen_kv, kInvalid, "32 does not divide"},
       {"head_dim", With({{"head_dim", 72}}), kUnimplemented,
-       "72 is not supported; winnow has 64, 80, 96, 128"},
+       "72 is not supported; winnow has 64, 80, 96, 128, 256"},
       {"head_dim", With({{"head_dim", nullptr}}), kUnimplemented, "16 is not supported"},
       {"num_attention_heads", With({{"head_dim", nullptr}, {"hidden_size", 33}}), kInvalid,
        "does not divide hidden_size"},
@@ -516,13 +628,14 @@ std::vector<Refusal> Refusals() {
       {"torch_dtype", With({{"torch_dtype", "float8_e4m3fn"}}), kUnimplemented,
        "bfloat16, float16 and float32"},
       {"dtype", With({{"dtype", "int8"}}), kUnimplemented, "bfloat16, float16 and float32"},
-      {"sliding_window", mistral_window, kUnimplemented, "255: sliding windows are not supported"},
-      {"sliding_window", mistral_long, kUnimplemented, "absent, which means 4096"},
-      {"sliding_window", mistral_misled, kUnimplemented, "sliding windows are not supported"},
+      {"sliding_window", mistral_window, kInvalid, "from 1"},
+      {"layer_types", mistral_types, kUnimplemented, "not supported in Mistral models"},
       {"sliding_window", With({{"sliding_window", 100}}), kUnimplemented,
-       "sliding windows are not supported"},
-      {"sliding_window", qwen_window, kUnimplemented, "sliding windows are not supported"},
-      {"layer_types", qwen_types, kUnimplemented, "\"sliding_attention\" is not supported"},
+       "100: Llama models have no windows"},
+      {"layer_types", qwen_types, kInvalid, "use_sliding_window is not true"},
+      {"layer_types", qwen_no_window, kInvalid, "there is no sliding_window"},
+      {"layer_types", qwen_few_types, kInvalid, "must be a list of 2 names"},
+      {"layer_types", qwen_other_types, kUnimplemented, "\"chunked_attention\" is not supported"},
       {"dual_chunk_attention_config", qwen_chunks, kUnimplemented, "not supported"},
       {"attention_bias", mistral_bias, kUnimplemented, "Mistral"},
       {"mlp_bias", qwen_mlp_bias, kUnimplemented, "only Llama"},
@@ -559,10 +672,8 @@ std::vector<Refusal> Refusals() {
       {"use_bias", Ernie({{"use_bias", 1}}), kInvalid, "true or false"},
       {"mlp_bias", Phi3({{"mlp_bias", true}}), kUnimplemented,
        "only Llama, SmolLM3, Seed-OSS, Granite"},
-      {"sliding_window", Phi3({{"sliding_window", 200}}), kUnimplemented,
-       "sliding windows are not supported"},
-      {"head_dim", Phi3({{"num_attention_heads", 1}, {"hidden_size", 256}}), kUnimplemented,
-       "256 is not supported"},
+      {"head_dim", Phi3({{"num_attention_heads", 1}, {"hidden_size", 512}}), kUnimplemented,
+       "512 is not supported"},
       {"lm_head_bias", Phi3({{"lm_head_bias", true}}), kUnimplemented, "computes with it"},
       {"no_rope_layers", SmolLM3({{"num_key_value_heads", 1}, {"no_rope_layers", {1}}}), kInvalid,
        "has 1 values for 2 layers"},
@@ -570,13 +681,11 @@ std::vector<Refusal> Refusals() {
        kInvalid, "from 0 to 1"},
       {"no_rope_layer_interval",
        SmolLM3({{"num_key_value_heads", 1}, {"no_rope_layer_interval", 0}}), kInvalid, "from 1"},
-      {"sliding_window",
-       SmolLM3({{"num_key_value_heads", 1}, {"use_sliding_window", true}, {"sliding_window", 64}}),
-       kUnimplemented, "sliding windows are not supported"},
       {"layer_types",
-       SmolLM3(
-           {{"num_key_value_heads", 1}, {"layer_types", {"full_attention", "sliding_attention"}}}),
-       kUnimplemented, "\"sliding_attention\" is not supported"},
+       SmolLM3({{"num_key_value_heads", 1},
+                {"use_sliding_window", true},
+                {"layer_types", {"full_attention", "sliding_attention"}}}),
+       kInvalid, "there is no sliding_window"},
       {"attention_multiplier", Granite({{"attention_multiplier", 0.0}}), kInvalid, "from 0.0001"},
       {"residual_multiplier", Granite({{"residual_multiplier", -1.0}}), kInvalid, "from 0.0001"},
       {"logits_scaling", Granite({{"logits_scaling", 0}}), kInvalid, "from 0.0001"},
@@ -690,7 +799,48 @@ json MoeConfig(const char* architecture, const char* model_type, const json& key
 json Qwen3Moe(const json& keys = json::object()) {
   return MoeConfig("Qwen3MoeForCausalLM", "qwen3_moe", keys);
 }
+
 json Mixtral(const json& keys) { return MoeConfig("MixtralForCausalLM", "mixtral", keys); }
+
+TEST(ModelConfigTest, WindowsAreInTheLayersOfTheFamily) {
+  // Of all layers, whatever keys of others say.
+  json mistral = OfFamily("MistralForCausalLM", "mistral");
+  mistral["sliding_window"] = 255;
+  mistral["use_sliding_window"] = false;
+  EXPECT_THAT(WindowsOf(ParseGood(mistral)), ElementsAre(255, 255));
+  mistral.erase("sliding_window");
+  mistral["max_position_embeddings"] = 8192;
+  EXPECT_THAT(WindowsOf(ParseGood(mistral)), ElementsAre(4096, 4096));
+  EXPECT_THAT(WindowsOf(ParseGood(Mixtral({{"sliding_window", 64}}))), ElementsAre(64, 64));
+  EXPECT_THAT(WindowsOf(ParseGood(Phi3({{"sliding_window", 200}}))), ElementsAre(200, 200));
+  json moe =
+      Qwen3Moe({{"use_sliding_window", true}, {"sliding_window", 64}, {"max_window_layers", 9}});
+  EXPECT_THAT(WindowsOf(ParseGood(moe)), ElementsAre(64, 64));
+  moe["max_position_embeddings"] = 8192;
+  moe.erase("sliding_window");
+  EXPECT_THAT(WindowsOf(ParseGood(moe)), ElementsAre(4096, 4096));
+  moe["use_sliding_window"] = false;
+  EXPECT_THAT(WindowsOf(ParseGood(moe)), ElementsAre(0, 0));
+
+  // Of those that layer_types names, else from a layer on.
+  for (const auto& [architecture, type] :
+       {std::pair("Qwen2ForCausalLM", "qwen2"), std::pair("Qwen3ForCausalLM", "qwen3")}) {
+    json qwen = OfFamily(architecture, type);
+    qwen.update({{"use_sliding_window", true}, {"sliding_window", 64}, {"max_window_layers", 1}});
+    EXPECT_THAT(WindowsOf(ParseGood(qwen)), ElementsAre(0, 64));
+    qwen["layer_types"] = {"sliding_attention", "full_attention"};
+    EXPECT_THAT(WindowsOf(ParseGood(qwen)), ElementsAre(64, 0));
+    EXPECT_EQ(ParseGood(qwen).NumFullLayers(), 1);
+  }
+
+  // Of those, else of layers without RoPE.
+  json smol = SmolLM3({{"num_hidden_layers", 3}, {"num_key_value_heads", 1}});
+  smol.update(
+      {{"no_rope_layer_interval", 2}, {"use_sliding_window", true}, {"sliding_window", 64}});
+  EXPECT_THAT(WindowsOf(ParseGood(smol)), ElementsAre(0, 64, 0));
+  smol["layer_types"] = {"sliding_attention", "full_attention", "sliding_attention"};
+  EXPECT_THAT(WindowsOf(ParseGood(smol)), ElementsAre(64, 0, 64));
+}
 
 TEST(ModelConfigTest, ExpertsAreReadByEitherNameAndWithTheFamilysDefaults) {
   const ModelConfig qwen = ParseGood(Qwen3Moe());
@@ -755,11 +905,6 @@ TEST(ModelConfigTest, ExpertsThatCannotBeAreRefusedByKey) {
       {Qwen3Moe({{"decoder_sparse_step", 0}}), "decoder_sparse_step", "from 1 to"},
       {Qwen3Moe({{"mlp_only_layers", {-1}}}), "mlp_only_layers", "from 0 to"},
       {Qwen3Moe({{"norm_topk_prob", "yes"}}), "norm_topk_prob", ""},
-      {Qwen3Moe({{"use_sliding_window", true}, {"max_position_embeddings", 8192}}),
-       "sliding_window", "absent, which means 4096", kUnimplemented},
-      {Qwen3Moe({{"use_sliding_window", true}, {"sliding_window", 64}, {"max_window_layers", 9}}),
-       "sliding_window", "64: sliding windows are not supported", kUnimplemented},
-      {Mixtral({{"sliding_window", 64}}), "sliding_window", "64: sliding", kUnimplemented},
       {Mixtral({{"moe_intermediate_size", 64}}), "moe_intermediate_size", "is not supported",
        kUnimplemented},
       {Mixtral({{"attention_bias", true}}), "attention_bias", "Mixtral models have none",

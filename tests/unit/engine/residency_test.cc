@@ -180,8 +180,10 @@ class ResidencyTest : public ::testing::TestWithParam<ResidencyCase> {
     std::vector<int32_t> blocks;
     for (const Held& held : some) blocks.push_back(held.block);
     const auto only = static_cast<int32_t>(random_() % (2 * kLayers));
-    const uint64_t fetch = memory_->fetcher().Begin(
-        blocks, [&](int32_t layer) { return only >= kLayers || layer == only; });
+    const size_t first = random_() % 3 == 0 ? random_() % (blocks.size() + 1) : 0;
+    const uint64_t fetch = memory_->fetcher().Begin(blocks, [&](int32_t layer) {
+      return only >= kLayers || layer == only ? first : blocks.size();
+    });
     postponed_ += fetch == BlockFetcher::kLater;
     if (fetch != BlockFetcher::kNone && fetch != BlockFetcher::kLater) fetches_.push_back(fetch);
   }

@@ -306,7 +306,7 @@ TEST_F(VerifyTest, ReadsOfDraftsAndVerificationsAddUp) {
     }
     const auto model = Load(options);
     const uint64_t token_bytes =
-        model->decoder->kv_rows_per_token() * static_cast<uint64_t>(model->decoder->kv_row_bytes());
+        model->decoder->KvRowsSeen(0, 1) * static_cast<uint64_t>(model->decoder->kv_row_bytes());
     constexpr int32_t kPrompt = 300, kTokens = 41;
     Request request = MakeRequest(1, requests_[0].prompt, kTokens);
     request.prompt.resize(kPrompt, 7);

@@ -37,7 +37,7 @@ WINNOW_FOR_EACH_ISA(AttentionTest);
 TEST_P(AttentionTest, EqualsTheReferenceForEveryHeadDimensionGroupAndBlockSize) {
   SCOPED_TRACE(Seed());
   for (const DType dtype : kKvTypes) {
-    for (const int32_t d : {64, 80, 96, 128}) {
+    for (const int32_t d : {64, 80, 96, 128, 256}) {
       for (int32_t group = 1; group <= 8; ++group) {
         const int32_t block_tokens = static_cast<int32_t>(16 * random_.Int(1, 16));
         const int32_t heads = static_cast<int32_t>(random_.Int(1, 2));
@@ -61,7 +61,7 @@ TEST_P(AttentionTest, EqualsTheReferenceForEveryHeadDimensionGroupAndBlockSize) 
 TEST_P(AttentionTest, EightBitsHaveTheBitsOfAPoolThatHoldsTheirValues) {
   SCOPED_TRACE(Seed());
   for (const DType dtype : {DType::kI8, DType::kF8}) {
-    for (const int32_t d : {64, 80, 96, 128}) {
+    for (const int32_t d : {64, 80, 96, 128, 256}) {
       const auto group = static_cast<int32_t>(random_.Int(1, 8));
       const auto block_tokens = static_cast<int32_t>(16 * random_.Int(1, 8));
       const auto length = static_cast<int32_t>(random_.Int(1, 1200));
@@ -112,7 +112,7 @@ TEST_P(AttentionTest, AQueryIsTheSameBitsInDecodeInAnyChunkAndAmongOthers) {
   SCOPED_TRACE(Seed());
   for (int round = 0; round < 8; ++round) {
     const DType dtype = kKvTypes[round % 4];
-    const int32_t d = std::vector<int32_t>{64, 80, 96, 128}[random_.Int(0, 3)];
+    const int32_t d = std::vector<int32_t>{64, 80, 96, 128, 256}[random_.Int(0, 4)];
     const int32_t group = static_cast<int32_t>(random_.Int(1, 8));
     const int32_t block_tokens = static_cast<int32_t>(16 * random_.Int(1, 8));
     const KvLayout layout{2, d, block_tokens, dtype};
@@ -158,6 +158,76 @@ TEST_P(AttentionTest, AQueryIsTheSameBitsInDecodeInAnyChunkAndAmongOthers) {
             << threads << " threads, position " << position;
         ASSERT_TRUE(SameBits(among, 5, whole, position))
             << threads << " threads, position " << position;
+      }
+    }
+  }
+}
+
+// Blocks before the first key that a query sees are nowhere: whoever reads them ends the test.
+TEST_P(AttentionTest, AWindowHasTheLastKeysAndNoOthers) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 60; ++round) {
+    const DType dtype = kKvTypes[round % 4];
+    const int32_t d = std::vector<int32_t>{64, 80, 96, 128, 256}[round / 4 % 5];
+    const auto group = static_cast<int32_t>(random_.Int(1, 8));
+    const auto block_tokens = static_cast<int32_t>(16 * random_.Int(1, 10));
+    const auto length = static_cast<int32_t>(random_.Int(1, 1600));
+    const auto tokens = static_cast<int32_t>(random_.Int(1, std::min(length, 300)));
+    const auto window = static_cast<int32_t>(
+        round % 3 == 0 ? 64 * random_.Int(1, 20) : random_.Int(1, round % 3 == 1 ? 70 : 1800));
+    SCOPED_TRACE(testing::Message()
+                 << DTypeName(dtype) << " d " << d << " G " << group << " block " << block_tokens
+                 << " length " << length << " tokens " << tokens << " window " << window);
+    const PagedKv kv(random_, {2, d, block_tokens, dtype}, {length});
+    Matrix q = Matrix::Normal(random_, tokens, int64_t{2} * group * d);
+    std::vector<int32_t> table;
+    const std::vector<AttentionChunk> chunks = {
+        kv.WindowChunk(0, 0, tokens, length - tokens, window, &table)};
+    const auto backend = Make(static_cast<int>(random_.Int(1, 3)));
+    const Matrix out = Attend(*backend, kv, q, chunks, 0.1f);
+    ExpectNear(out, Reference(kv, q, chunks, 0.1f), Tolerance(dtype), 0);
+    if (window < length) continue;
+    const std::vector<AttentionChunk> all = {kv.Chunk(0, 0, tokens, length - tokens)};
+    ASSERT_TRUE(SameBits(out, Attend(*backend, kv, q, all, 0.1f)));
+  }
+}
+
+TEST_P(AttentionTest, AQueryWithAWindowIsTheSameBitsInDecodeAndInAnyChunk) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 12; ++round) {
+    const DType dtype = kKvTypes[round % 4];
+    const int32_t d = std::vector<int32_t>{64, 80, 96, 128, 256}[random_.Int(0, 4)];
+    const auto group = static_cast<int32_t>(random_.Int(1, 8));
+    const KvLayout layout{2, d, static_cast<int32_t>(16 * random_.Int(1, 8)), dtype};
+    const auto length = static_cast<int32_t>(random_.Int(600, 1400));
+    const auto window = static_cast<int32_t>(random_.Int(1, round % 2 == 0 ? 150 : 900));
+    SCOPED_TRACE(testing::Message() << DTypeName(dtype) << " d " << d << " G " << group << " block "
+                                    << layout.block_tokens << " window " << window);
+    const PagedKv kv(random_, layout, {length, 700});
+    Matrix q = Matrix::Normal(random_, length, int64_t{2} * group * d);
+    std::vector<int32_t> table, other_table;
+    const Matrix whole =
+        Attend(*Make(1), kv, q, {kv.WindowChunk(0, 0, length, 0, window, &table)}, 0.1f);
+    for (int threads = 1; threads <= 3; ++threads) {
+      const auto backend = Make(threads);
+      for (int32_t position = 0; position < length;) {
+        const auto most = static_cast<int32_t>(random_.Int(0, 1) == 0 ? 3 : 200);
+        const auto tokens = std::min(static_cast<int32_t>(random_.Int(1, most)), length - position);
+        Matrix part(tokens + 1, q.cols()), out(tokens + 1, q.cols());
+        for (int32_t i = 0; i < tokens; ++i) {
+          std::copy_n(q.row(position + i), q.cols(), part.row(i));
+        }
+        std::copy_n(q.row(0), q.cols(), part.row(tokens));
+        const std::vector<AttentionChunk> chunks = {
+            kv.WindowChunk(0, 0, tokens, position, window, &table),
+            kv.WindowChunk(1, tokens, 1, 699, window, &other_table)};
+        backend->Attend(part.tensor(), chunks, kv.pool(), layout, 0.1f, out.tensor());
+        for (int32_t i = 0; i < tokens; ++i) {
+          ASSERT_TRUE(SameBits(out, i, whole, position + i))
+              << threads << " threads, chunk at " << position;
+        }
+        // Most decoded tokens are left out.
+        position += threads == 1 ? tokens : tokens + static_cast<int32_t>(random_.Int(0, 90));
       }
     }
   }

@@ -210,7 +210,7 @@ WINNOW_FOR_EACH_ISA(CompletionTest);
 
 TEST_P(CompletionTest, EqualsTheReferenceForAnyShape) {
   SCOPED_TRACE(Seed());
-  for (const int32_t d : {64, 80, 96, 128}) {
+  for (const int32_t d : {64, 80, 96, 128, 256}) {
     Shape shape;
     shape.head_dim = d;
     shape.group = static_cast<int32_t>(random_.Int(1, 7));

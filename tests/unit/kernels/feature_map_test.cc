@@ -37,7 +37,7 @@ WINNOW_FOR_EACH_ISA(FeatureMapTest);
 
 TEST_P(FeatureMapTest, EqualsTheReferenceForEveryHeadAndShape) {
   SCOPED_TRACE(Seed());
-  for (const int32_t d : {64, 80, 96, 128}) {
+  for (const int32_t d : {64, 80, 96, 128, 256}) {
     const FeatureMapShape shape{2, d, static_cast<int32_t>(random_.Int(1, 150)),
                                 static_cast<int32_t>(random_.Int(1, 150)),
                                 static_cast<int32_t>(random_.Int(16, 256))};

@@ -150,7 +150,7 @@ TEST_P(HashEncodeTest, ReproducesTheRecordedCodesOfEveryKind) {
 
 TEST_P(HashEncodeTest, KeysEqualTheReferenceAndNothingElseIsWritten) {
   SCOPED_TRACE(Seed());
-  for (const int32_t d : {64, 80, 96, 128}) {
+  for (const int32_t d : {64, 80, 96, 128, 256}) {
     for (const DType dtype : kKvTypes) {
       const int32_t bits = 32 << random_.Int(0, 5);
       std::vector<int32_t> widths = {d};

@@ -19,7 +19,7 @@ WINNOW_FOR_EACH_ISA(Int4KeysTest);
 TEST_P(Int4KeysTest, AreTheReferencesBitForBit) {
   SCOPED_TRACE(Seed());
   for (const DType dtype : kKvTypes) {
-    for (const int32_t d : {64, 80, 96, 128}) {
+    for (const int32_t d : {64, 80, 96, 128, 256}) {
       for (const float deviation : {1e-38f, 1e-3f, 1.0f, 1e4f, 1e30f}) {
         const KvLayout layout{2, d, 32, dtype};
         const auto length = static_cast<int32_t>(random_.Int(70, 120));
@@ -46,7 +46,7 @@ TEST_P(Int4KeysTest, AreTheReferencesBitForBit) {
 
 TEST_P(Int4KeysTest, TokenByTokenGivesTheBitsOfAllAtOnce) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{2, AnyHeadDim(random_), 32, AnyKvType(random_)};
+  const KvLayout layout{2, AnyCpuHeadDim(random_), 32, AnyKvType(random_)};
   PagedKv kv(random_, layout, {100});
   const auto backend = Make(3);
   std::vector<std::byte> at_once = Memory(kv), grown = Memory(kv);
@@ -62,7 +62,7 @@ TEST_P(Int4KeysTest, TokenByTokenGivesTheBitsOfAllAtOnce) {
 TEST_P(Int4KeysTest, NoValueIsWrongByMoreThanHalfAStep) {
   SCOPED_TRACE(Seed());
   for (const DType dtype : kKvTypes) {
-    const KvLayout layout{1, AnyHeadDim(random_), 32, dtype};
+    const KvLayout layout{1, AnyCpuHeadDim(random_), 32, dtype};
     PagedKv kv(random_, layout, {200}, 3.0f);
     for (int32_t t = 100; t < 200; ++t) kv.SetKey(0, 0, t, t % 64, 40.0f);  // as RoPE'd keys have
     std::vector<std::byte> keys = Memory(kv);

@@ -104,6 +104,15 @@ class PagedKv {
                        int32_t position) const {
     return {first_row, num_tokens, position, tables_[sequence]};
   }
+  // The same of queries that see a window. `table` becomes its table, where blocks before the window are no blocks of the pool.
+  AttentionChunk WindowChunk(int sequence, int32_t first_row, int32_t num_tokens, int32_t position,
+                             int32_t window, std::vector<int32_t>* table) const {
+    AttentionChunk chunk{first_row, num_tokens, position, {}, window};
+    *table = tables_[sequence];
+    std::fill_n(table->begin(), chunk.FirstRead() / layout_.block_tokens, 1 << 26);
+    chunk.block_table = *table;
+    return chunk;
+  }
   // A query of a sequence's token at `position`, with the given sink and window. An empty mid may
   // lie past the position.
   RetrievalQuery Query(int sequence, int32_t row, int32_t position, int32_t sink, int32_t window,

@@ -74,8 +74,12 @@ inline void ExpectTopK(const std::vector<int32_t>& chosen, std::span<const doubl
   }
 }
 
+// One that a GPU has, too, and any that a processor has.
 inline int32_t AnyHeadDim(Random& random) {
   return std::vector<int32_t>{64, 80, 96, 128}[random.Int(0, 3)];
+}
+inline int32_t AnyCpuHeadDim(Random& random) {
+  return random.Int(0, 4) == 0 ? 256 : AnyHeadDim(random);
 }
 inline DType AnyKvType(Random& random) { return kKvTypes[random.Int(0, 3)]; }
 // One that holds small whole numbers exactly, whatever lies beside them.

@@ -27,7 +27,7 @@ TEST_P(RmsNormTest, EqualsTheReferenceForAnyWidth) {
 
 TEST_P(RmsNormTest, NormsEachHeadOnItsOwn) {
   SCOPED_TRACE(Seed());
-  for (const int32_t d : {64, 80, 96, 128}) {
+  for (const int32_t d : {64, 80, 96, 128, 256}) {
     Matrix x = Matrix::Normal(random_, 5, 3 * d), weight = Matrix::Normal(random_, 1, d);
     for (int64_t i = 0; i < 5; ++i)
       x.row(i)[d] = 100.0f;  // head 1 has another scale than its neighbours
@@ -35,6 +35,25 @@ TEST_P(RmsNormTest, NormsEachHeadOnItsOwn) {
     Make(2)->RmsNormHeads(x.tensor(), d, weight.row(0), 1e-6f);
     RmsNormHeadsRef(expected.tensor(), d, weight.row(0), 1e-6f);
     ExpectNear(x, expected, 1e-6, 3e-6);
+  }
+}
+
+TEST_P(RmsNormTest, IsAddedToWhatIsThere) {
+  SCOPED_TRACE(Seed());
+  for (const int64_t n : {int64_t{1}, int64_t{33}, random_.Int(65, 3000)}) {
+    const int64_t m = random_.Int(1, 40);
+    Matrix x = Matrix::Normal(random_, m, n, 3.0f), weight = Matrix::Normal(random_, 1, n);
+    Matrix sum = Matrix::Normal(random_, m, n), expected = sum, of_x = x, normed(m, n);
+    const auto backend = Make(3);
+    backend->RmsNorm(x.tensor(), weight.row(0), 1e-5f, normed.tensor());
+    Matrix apart = sum;
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j < n; ++j) apart.row(i)[j] += normed.row(i)[j];
+    }
+    AddRmsNormRef(of_x.tensor(), weight.row(0), 1e-5f, expected.tensor());
+    backend->AddRmsNorm(x.tensor(), weight.row(0), 1e-5f, sum.tensor());
+    ExpectNear(sum, expected, 1e-6, 3e-6);
+    EXPECT_TRUE(SameBits(sum, apart));
   }
 }
 

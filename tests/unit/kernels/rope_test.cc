@@ -74,7 +74,7 @@ TEST_P(RopeTest, PairsOfFrequencyZeroStayAsTheyAre) {
 
 TEST_P(RopeTest, EqualsTheReferenceForEveryHeadDimension) {
   SCOPED_TRACE(Seed());
-  for (const int32_t d : {64, 80, 96, 128}) {
+  for (const int32_t d : {64, 80, 96, 128, 256}) {
     const int64_t m = random_.Int(1, 30);
     std::vector<int32_t> positions(m);
     for (int32_t& position : positions) position = static_cast<int32_t>(random_.Int(0, 200000));

@@ -21,6 +21,31 @@ TEST_P(SiluMulTest, EqualsTheReferenceForAnyWidth) {
   }
 }
 
+TEST_P(SiluMulTest, GeluEqualsTheReferenceForAnyWidth) {
+  SCOPED_TRACE(Seed());
+  for (const int64_t n :
+       {int64_t{1}, int64_t{15}, int64_t{16}, random_.Int(17, 500), int64_t{8192}}) {
+    const int64_t m = random_.Int(1, 7);
+    Matrix gate_up = Matrix::Normal(random_, m, 2 * n, 3.0f);
+    Matrix out(m, n), expected(m, n);
+    Make(3)->GeluTanhMul(gate_up.tensor(), out.tensor());
+    GeluTanhMulRef(gate_up.tensor(), expected.tensor());
+    ExpectNear(out, expected, 1e-6, 4e-6);
+  }
+  // Gates whose cubes overflow: zeros below, and themselves above.
+  Matrix gate_up(1, 8), out(1, 4);
+  const float gates[] = {-1e30f, -50.0f, 50.0f, 1e30f};
+  for (int j = 0; j < 4; ++j) {
+    gate_up.row(0)[j] = gates[j];
+    gate_up.row(0)[4 + j] = 2.0f;
+  }
+  Make(1)->GeluTanhMul(gate_up.tensor(), out.tensor());
+  EXPECT_NEAR(out.row(0)[0], 0.0f, 2e-2);  // as with silu's
+  EXPECT_NEAR(out.row(0)[1], 0.0f, 1e-30);
+  EXPECT_EQ(out.row(0)[2], 100.0f);
+  EXPECT_EQ(out.row(0)[3], 2e30f);
+}
+
 TEST_P(SiluMulTest, LargeGatesNeitherOverflowNorLoseTheirSign) {
   const std::vector<float> gates = {-1e30f, -1e4f, -200.0f, -90.0f, -88.0f, -20.0f,
                                     -0.0f,  0.0f,  20.0f,   1e4f,   1e30f};

@@ -49,8 +49,9 @@ class TwoStreams final : public StagingStreams {
       EXPECT_EQ(chunk.first_row, wanted.first_row);
       EXPECT_EQ(chunk.num_tokens, wanted.num_tokens);
       EXPECT_EQ(chunk.position, wanted.position);
+      EXPECT_EQ(chunk.window, wanted.window);
       const int32_t blocks = (wanted.position + wanted.num_tokens - 1) / kBlockTokens + 1;
-      for (int32_t i = 0; i < blocks; ++i) {
+      for (int32_t i = wanted.FirstRead() / kBlockTokens; i < blocks; ++i) {
         // Each block is a step of its own: an area that is filled under attention's eyes shows.
         const int64_t content = written_[attended_pool_][wanted.block_table[i]];
         Ask(kMain, [this, area, place = chunk.block_table[i], content] {
@@ -147,6 +148,10 @@ TEST_F(StagingTest, AttentionFindsWhatWasWrittenInAnyOrderOfTwoStreams) {
     const bool leaves_out = random_.Int(0, 1) == 0;
     TwoStreams streams(random_, num_pools, num_blocks, room);
     Staging staging(kBlockTokens, room, num_pools, num_blocks);
+    std::vector<int32_t> windows(num_pools);  // some have one
+    for (int32_t& window : windows) {
+      if (random_.Int(0, 2) == 0) window = static_cast<int32_t>(random_.Int(1, 100));
+    }
     std::vector<int32_t> blocks(num_blocks);
     std::iota(blocks.begin(), blocks.end(), 0);
     random_.Shuffle(blocks);
@@ -198,6 +203,7 @@ TEST_F(StagingTest, AttentionFindsWhatWasWrittenInAnyOrderOfTwoStreams) {
             chunk.num_tokens = 1;
           }
         }
+        for (AttentionChunk& chunk : attended) chunk.window = windows[pool];
         streams.Expect(pool, attended);
         ASSERT_TRUE(staging.Attend(streams, pool, attended));
         ASSERT_EQ(streams.attended(), attended.size());
@@ -242,6 +248,33 @@ TEST_F(StagingTest, OldBlocksAreBroughtAheadAndOnce) {
     EXPECT_EQ(streams.brought_ahead(), 10 * std::min(pool + 1, num_pools - 1));
     EXPECT_EQ(streams.brought(), 12 + 2 * pool);
   }
+  ASSERT_NO_FATAL_FAILURE(streams.Run(/*all=*/true));
+  EXPECT_EQ(streams.mistakes(), 0);
+}
+
+// Layers 1 and 2 of 4 see a window: once their calls have said so, no block before it is brought for them.
+TEST_F(StagingTest, ALayerWithAWindowIsBroughtNoMore) {
+  // The window begins in the second unit of 64 tokens, four blocks.
+  const int32_t num_pools = 4, room = 8, position = 5 * kBlockTokens + 3;
+  TwoStreams streams(random_, num_pools, room, room);
+  Staging staging(kBlockTokens, room, num_pools, room);
+  std::vector<int32_t> table(room);
+  std::iota(table.begin(), table.end(), 0);
+  int64_t brought = 0, brought_ahead = 0;
+  for (int pass = 0; pass < 2; ++pass) {
+    brought = streams.brought();
+    brought_ahead = streams.brought_ahead();
+    for (int32_t pool = 0; pool < num_pools; ++pool) {
+      const bool has_window = pool == 1 || pool == 2;
+      const std::vector<AttentionChunk> chunks = {{0, 1, position, table, has_window ? 17 : 0}};
+      staging.Written(pool, chunks);
+      streams.Write(pool, table[5]);
+      streams.Expect(pool, chunks);
+      ASSERT_TRUE(staging.Attend(streams, pool, chunks));
+    }
+  }
+  EXPECT_EQ(streams.brought() - brought, 6 + 1 + 1 + 1);
+  EXPECT_EQ(streams.brought_ahead() - brought_ahead, 1 + 1 + 5);
   ASSERT_NO_FATAL_FAILURE(streams.Run(/*all=*/true));
   EXPECT_EQ(streams.mistakes(), 0);
 }
