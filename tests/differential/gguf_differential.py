@@ -96,10 +96,11 @@ LAYER_NAMES = {
 OTHER_NORMS = {
     "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
-    **{family: {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
-       for family in ("olmo2", "olmo3")}}
+    **{family: {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+                "post_feedforward_layernorm": "post_ffw_norm"}
+       for family in ("olmo2", "olmo3", "gemma3_text")}}
 ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "ministral3": "mistral3",
-                 "olmo3": "olmo2"}  # where it is not the model_type
+                 "olmo3": "olmo2", "gemma3_text": "gemma3"}  # where it is not the model_type
 EXPERT_NAMES = {"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps", "gate_proj": "ffn_gate_exps",
                 "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 OTHER_NAMES = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
@@ -161,7 +162,9 @@ def write_family(directory, config, path):
     if family == "phi3":
         writer.add_sliding_window(config.sliding_window or 0)
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
-    if family == "olmo3":
+    if family == "gemma3_text":
+        writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    if family in ("olmo3", "gemma3_text"):
         writer.add_sliding_window(config.sliding_window)
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
         if rope["rope_type"] == "yarn":
@@ -191,6 +194,8 @@ def write_family(directory, config, path):
     experts = {}  # the matrices of a layer's experts, by the name of the tensor that has them all
     for name, tensor in load_file(os.path.join(directory, "model.safetensors")).items():
         values = tensor.float().numpy()
+        if family == "gemma3_text" and name.endswith("norm.weight"):
+            values = values + 1  # as their writer has them
         if ".experts." in name:
             _, _, layer, _, _, number, matrix, _ = name.split(".")
             experts.setdefault(f"blk.{layer}.{EXPERT_NAMES[matrix]}.weight", {})[int(number)] = values
@@ -208,8 +213,9 @@ def write_family(directory, config, path):
     writer.close()
 
 
-# Windows that llama.cpp's files of these families do not have.
-NOT_IN_GGUF = ("qwen2_window", "qwen3_window", "smollm3_window")
+# Windows that llama.cpp's files of these families do not have, and what divides Gemma's logits, where it is not that of a published
+# model.
+NOT_IN_GGUF = ("qwen2_window", "qwen3_window", "smollm3_window", "gemma3")
 
 
 def has_gguf_experts(config):
@@ -228,7 +234,7 @@ def compare_families(tool):
     for case in cases:
         source = os.path.join(FAMILIES, case)
         config = AutoConfig.from_pretrained(source)
-        if config.model_type == "mistral3":
+        if config.model_type in ("mistral3", "gemma3"):
             continue  # the text part's tensors have other names, and their file is that of a text model
         kind = rope_of(config)["rope_type"]
         # llama.cpp's files say less of yarn than config.json does, and have one base for all layers.

@@ -146,8 +146,12 @@ TEST_F(ModelFingerprintOf, KvHoldsEveryByteAndEveryNumberThatKvDependsOn) {
     differs([&](ModelConfig& c) { c.layers[layer].rope = 1; });
     differs([&](ModelConfig& c) { c.layers[layer].rope = LayerSpec::kNoRope; });
     differs([&](ModelConfig& c) { c.layers[layer].norms = LayerSpec::Norms::kAfter; });
+    differs([&](ModelConfig& c) { c.layers[layer].norms = LayerSpec::Norms::kAround; });
     differs([&](ModelConfig& c) { c.layers[layer].mlp = LayerSpec::Mlp::kExperts; });
+    differs([&](ModelConfig& c) { c.layers[layer].mlp = LayerSpec::Mlp::kGatedGelu; });
+    differs([&](ModelConfig& c) { c.layers[layer].qk_norm_whole = true; });
   }
+  differs([](ModelConfig& c) { c.norms_add_one = true; });
   differs([](ModelConfig& c) { c.ropes[0].theta = 20000; });
   differs([](ModelConfig& c) { c.ropes[0].scaling.low_freq_factor = 2; });
   differs([](ModelConfig& c) { c.ropes[0].scaling.high_freq_factor = 8; });
