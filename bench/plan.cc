@@ -84,6 +84,8 @@ absl::StatusOr<std::unique_ptr<PlannedModel>> OpenModel(const PlanRequest& reque
   }
   const engine::ModelOptions options = server::ModelOptionsOf(request.config);
   WINNOW_ASSIGN_OR_RETURN(model->options, engine::ResolveDecoderOptions(model->config, options));
+  const int32_t context = engine::ContextOf(model->config, model->options);
+  model->config = engine::WithServedContext(std::move(model->config), context);
   if (model->options.weights != engine::WeightStorage::kWide) {
     if (!request.like.empty()) {
       return absl::InvalidArgumentError(fmt::format(
@@ -128,7 +130,7 @@ PlannedMemory SizeMemory(const PlannedModel& model, const server::ServeConfig& c
 // Bytes that `index` keeps of a token, per layer and KV head.
 double IndexTokenBytes(const PlannedModel& model, const engine::RetrievalOptions& index) {
   return static_cast<double>(engine::IndexBlockBytes(model.config, model.layout(), index)) /
-         model.options.block_tokens / model.config.num_layers() / model.config.num_kv_heads;
+         model.options.block_tokens / model.config.NumFullLayers() / model.config.num_kv_heads;
 }
 
 // NotFound where the server keeps no index that the policy could choose by.
@@ -189,12 +191,12 @@ Residency ResidencyOf(const PlannedModel& model, const Plan& plan,
   return out;
 }
 
-// KV of `layers` layers in which each KV head reads `rows` rows. Single rows are read by pages of a disk, and what the
+// KV of a layer in which each KV head reads `rows` rows, of a batch. Single rows are read by pages of a disk, and what the
 // row cache has is not read from below.
-void AddKv(const PlannedModel& model, const Residency& where, double layers, double rows,
+void AddKv(const PlannedModel& model, const Residency& where, double batch, double rows,
            bool single_rows, double cache_hits, StepReads* step) {
   const double row_bytes = static_cast<double>(model.layout().RowBytes());
-  const double all = layers * model.config.num_kv_heads * rows;
+  const double all = batch * model.config.num_kv_heads * rows;
   const double misses = single_rows ? 1 - cache_hits : 1;
   const double page = single_rows ? std::max(row_bytes, kPageBytes) : row_bytes;
   step->rows += std::llround(all);
@@ -229,20 +231,23 @@ StepReads ReadsOf(const PlannedModel& model, const Plan& plan, const Residency& 
                       UnreadExpertBytes(model, plan.batch);
   const auto batch = static_cast<double>(plan.batch);
   const auto context = static_cast<double>(plan.context);
-  const double layers = model.config.num_layers();
   const double kv_heads = model.config.num_kv_heads;
-  const double dense = !query.dense ? std::min<double>(model.policy.dense_layers, layers) : layers;
-  // Layers that a GPU keeps are read from its memory.
-  const double kept = std::min<double>(dense, where.fast_layers);
-  AddKv(model, Residency(), batch * kept, context, false, 0, &step);
-  AddKv(model, where, batch * (dense - kept), context, false, 0, &step);
-  if (query.dense) return step;
-  const double retrieving = layers - dense;
-  const double kept_retrieving = std::max(0.0, where.fast_layers - dense);
   // All but the candidates are anchors.
   const double read = context - query.mid.size() + query.k;
-  AddKv(model, Residency(), batch * kept_retrieving, read, true, cache_hits, &step);
-  AddKv(model, where, batch * (retrieving - kept_retrieving), read, true, cache_hits, &step);
+  double retrieving = 0;
+  for (int32_t i = 0; i < model.config.num_layers(); ++i) {
+    const engine::LayerSpec& layer = model.config.layers[i];
+    // Layers that a GPU keeps are read from its memory.
+    const Residency of_layer = i < where.fast_layers ? Residency() : where;
+    if (!query.dense && model.policy.RetrievesIn(i) && layer.SeesAll()) {
+      AddKv(model, of_layer, batch, read, true, cache_hits, &step);
+      ++retrieving;
+    } else {
+      const double seen = layer.SeesAll() ? context : std::min<double>(context, layer.window);
+      AddKv(model, of_layer, batch, seen, false, 0, &step);
+    }
+  }
+  if (query.dense) return step;
   step.index_bytes = batch * retrieving * kv_heads * query.mid.size() * choosing_bytes;
   if (model.policy.p.has_value()) {
     engine::RetrievalOptions four_bit;
@@ -257,7 +262,7 @@ StepReads ReadsOf(const PlannedModel& model, const Plan& plan, const Residency& 
   if (model.policy.completion || model.policy.HasTail()) {
     step.summary_bytes =
         batch * static_cast<double>(engine::SummaryBytes(model.config, model.options.retrieval)) *
-        retrieving / layers;
+        retrieving / model.config.NumFullLayers();
   }
   return step;
 }

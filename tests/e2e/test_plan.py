@@ -123,9 +123,9 @@ class PlanAndServe(unittest.TestCase):
         for index in memory["indexes"]:
             self.assertEqual(index["bytes"], server.metric(f'winnow_index_bytes{{index="{index["title"]}"}}'))
 
-    def check_reads(self, server, flags, policy, context):
+    def check_reads(self, server, flags, policy, context, model=harness.MODEL):
         """One decode step: the first of two tokens belongs to the prompt."""
-        planned = plan(*flags, "--policy", policy, "--context", context)
+        planned = plan(*flags, "--policy", policy, "--context", context, model=model)
         request = inference.GenerateRequest(
             tokens=inference.TokenPrompt(ids=[11 + i % 97 for i in range(context - 1)]), policy=policy,
             stopping=inference.StoppingOptions(max_tokens=2, ignore_eos=True))
@@ -146,6 +146,21 @@ class PlanAndServe(unittest.TestCase):
             # Nothing to choose from, and shorter than what retrieves.
             self.check_reads(server, flags, "lsh:k=100", 90)
             self.check_reads(server, flags, "lsh:k=10,from=2000", 700)
+
+    def test_sizes_and_reads_of_layers_with_a_window(self):
+        flags = ("--max-context", 4096, "--index", "lsh:128,quest,int4", "--max-running", 3, "--retrieval-from", 0)
+        with harness.temporary_directory() as directory:
+            types = ["full_attention", "sliding_attention"] * 3
+            model = changed_model(directory, architectures=["SmolLM3ForCausalLM"], model_type="smollm3", no_rope_layers=[1] * 6,
+                                  use_sliding_window=True, sliding_window=300, layer_types=types)
+            with Server(*flags, model=model) as server:
+                planned = plan(*flags, model=model)
+                self.compare(planned, server)
+                self.assertIn("window 300, dense", planned["kv"]["layers"])
+                self.check_reads(server, flags, "dense", 700, model)
+                self.check_reads(server, flags, "dense", 299, model)
+                self.check_reads(server, flags, "lsh:k=100", 1000, model)
+                self.check_reads(server, flags, "quest:k=5%,sink=4,window=32,dense_layers=1", 900, model)
 
     def test_sizes_with_the_indexes_of_the_artifact(self):
         self.check_sizes("--max-context", 2048)
