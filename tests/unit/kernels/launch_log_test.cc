@@ -219,66 +219,6 @@ TEST_F(LaunchLogTest, RunsOfAPassThatBeginAlikeHaveEachTheirGraph) {
   EXPECT_EQ(device_.graph_launches, 3);
 }
 
-// Dense steps and drafts of one row: the same embedding, norm and products up to attention.
-TEST_F(LaunchLogTest, RunsThatTakeTurnsHaveEachTheirGraph) {
-  for (const int32_t at : {1, kAtOnce - 1, kAtOnce, kAtOnce + 1, kLong - 1}) {
-    const Numbers dense = Run(1000 * at, kLong);
-    Numbers draft = dense;
-    for (int32_t i = at; i < kLong; ++i) draft[i] = 500 + 1000 * at + i;
-    const int launched = device_.graph_launches, asked = device_.graphs_asked;
-    for (int i = 0; i < 3; ++i) {
-      Pass(dense);
-      Pass(draft);
-    }
-    EXPECT_EQ(device_.graphs_asked, asked + 2);
-    EXPECT_EQ(device_.graph_launches, launched + 2) << "runs differ from " << at << " on";
-  }
-}
-
-TEST_F(LaunchLogTest, ARunAndItsBeginningHaveEachTheirGraph) {
-  const Numbers run = Run(0, kLong + 10), beginning = Run(0, kLong);
-  for (int i = 0; i < 2; ++i) {
-    Pass(beginning);
-    Pass(run);
-  }
-  const int64_t before = log_.counts().in_graphs;
-  for (int i = 0; i < 3; ++i) {
-    Pass(beginning);
-    Pass(run);
-  }
-  EXPECT_EQ(log_.counts().in_graphs - before, 3 * (2 * (kLong - kAtOnce) + 10));
-  EXPECT_EQ(device_.graphs_asked, 2);
-}
-
-// A run that came once and has no graph keeps none of the others from theirs.
-TEST_F(LaunchLogTest, ARunThatCameOnceStandsInNobodysWay) {
-  const Numbers run = Run(0, kLong);
-  for (int i = 0; i < 2; ++i) Pass(run);
-  Pass(Run(0, kLong + 10));
-  const int launched = device_.graph_launches;
-  for (int i = 0; i < 3; ++i) Pass(run);
-  EXPECT_EQ(device_.graph_launches, launched + 3);
-}
-
-// Of a prompt whose chunks begin alike and come once.
-TEST_F(LaunchLogTest, RunsThatBeginAlikeTakeOneAnothersPlace) {
-  const Numbers batch = Run(0, kLong);
-  for (int i = 0; i < 2; ++i) Pass(batch);
-  Numbers chunk = Run(1000, kLong);
-  for (size_t i = 0; i < 2 * LaunchLog::kMostRuns; ++i) {
-    ++chunk.back();
-    Pass(chunk);
-  }
-  Pass(batch);
-  EXPECT_EQ(device_.graph_launches, 1);
-  const auto last = static_cast<int32_t>(LaunchLog::kMostAlike);
-  for (int32_t back = 0; back < last; ++back) {
-    Pass(chunk);
-    --chunk.back();
-  }
-  EXPECT_EQ(device_.graphs_asked, 1 + last) << "those that came last are remembered";
-}
-
 TEST_F(LaunchLogTest, WhatWasUsedLastStays) {
   const auto run_of = [](size_t i) { return Run(static_cast<int32_t>(1000 * i), kLong); };
   for (size_t i = 0; i <= LaunchLog::kMostRuns; ++i) {
