@@ -340,6 +340,7 @@ void SplitBlock(WeightType type, const std::byte* block, BlockParts* parts) {
         parts->offset_codes[i / 32] = U8(block + 2);
       }
       return;
+    case WeightType::kI8x128:
     case WeightType::kF8x32:
     case WeightType::kF8x128:
     case WeightType::kF32:

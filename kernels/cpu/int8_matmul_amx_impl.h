@@ -89,18 +89,20 @@ class TiledInt8Matmul {
         of_outputs[p][i] = Vec::Load(reinterpret_cast<const float*>(at) + i * Vec::kLanes);
       }
     }
-    for (int r = 0; r < rows; ++r) {
-      const Vec::Reg of_row = Vec::Set1(
-          *reinterpret_cast<const float*>(scales + static_cast<size_t>(r) * call.row_bytes));
-      const int tile = r / kTileHeight, in_tile = r % kTileHeight;
-      for (int p = 0; p < kPanels; ++p) {
-        const auto* const of = reinterpret_cast<const std::byte*>(products.of[tile][p][in_tile]);
-        float* const to = sums[tile][p][in_tile];
-        for (int i = 0; i < kRegsPerPanel; ++i) {
-          const int lane = i * Vec::kLanes;
-          Vec::Store(to + lane,
-                     Vec::FusedMulAdd(Ints::ToFloat(Ints::Load(of, i)),
-                                      Vec::Mul(of_outputs[p][i], of_row), Vec::Load(to + lane)));
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      const int height = TileProduct<Tiles, kRowTiles, kPanels>::Height(rows, tile);
+      for (int r = 0; r < height; ++r) {
+        const Vec::Reg of_row = Vec::Set1(*reinterpret_cast<const float*>(
+            scales + static_cast<size_t>(tile * kTileHeight + r) * call.row_bytes));
+        for (int p = 0; p < kPanels; ++p) {
+          const auto* const of = reinterpret_cast<const std::byte*>(products.of[tile][p][r]);
+          float* const to = sums[tile][p][r];
+          for (int i = 0; i < kRegsPerPanel; ++i) {
+            const int lane = i * Vec::kLanes;
+            Vec::Store(to + lane,
+                       Vec::FusedMulAdd(Ints::ToFloat(Ints::Load(of, i)),
+                                        Vec::Mul(of_outputs[p][i], of_row), Vec::Load(to + lane)));
+          }
         }
       }
     }
