@@ -42,7 +42,7 @@ constexpr int32_t AttentionSplitTokens(const KvLayout& layout) {
   return std::max(1, 512 / layout.block_tokens) * layout.block_tokens;
 }
 
-// Of one chunk, by the keys that each query sees.
+// Operations of one chunk, counted by the keys that each query sees.
 constexpr double AttentionFlops(const AttentionChunk& chunk, int64_t heads, int64_t d) {
   // So many of the first queries see all keys before them; the others see a window.
   const auto growing = static_cast<double>(

@@ -75,7 +75,7 @@ struct ModelFamily {
   // family does so, and in GGUF files, whose writers put rows in that order for most families that do not.
   bool interleaves = false;
   bool gguf_interleaves = false;
-  // What absent keys mean of the shape of families whose writers leave them out. 0: the key must be there.
+  // Values of the shape's keys where a file leaves them out, as the family's writers do. 0: the key must be there.
   int64_t vocab_absent = 0, heads_absent = 0, positions_absent = 0;
   int64_t kv_heads_absent = 0;  // 0: as many as query heads
   int64_t head_dim_absent = 0;  // 0: hidden_size / num_attention_heads
@@ -111,7 +111,7 @@ struct ModelFamily {
   // Base of the second set: a key of its own, or an absent one's value. 0: that of the first.
   std::string_view sliding_theta_key = {}, gguf_sliding_theta_key = {};
   double sliding_theta_absent = 0;
-  // What the file names as the MLP's activation, and a key for it beside hidden_act, which may be absent.
+  // The MLP's activation as files name it, and a key for it beside hidden_act, which may be absent.
   std::string_view activation = "silu", activation_key = {};
   // Gemma's: ModelConfig::norms_add_one in directories, an embedding multiplied by the root of hidden_size, and
   // query_pre_attn_scalar, whose root divides attention's logits; absent: head_dim_absent.

@@ -739,7 +739,7 @@ cudaError_t LaunchSideBySide(const DenseAttentionShape& shape, Args& args,
                 merge_bytes, stream, false, args, kHeadDim, static_cast<int32_t>(by_warps));
 }
 
-// By the kernels that any device has.
+// Launches the kernels that any device has.
 template <DType kKv, int kHeadDim, bool kWindowed>
 cudaError_t LaunchInTurn(const DenseAttentionShape& shape, const Args& args, Stream stream) {
   constexpr int kThreads = kInTurnWarps * kLanes;

@@ -803,7 +803,7 @@ json Qwen3Moe(const json& keys = json::object()) {
 json Mixtral(const json& keys) { return MoeConfig("MixtralForCausalLM", "mixtral", keys); }
 
 TEST(ModelConfigTest, WindowsAreInTheLayersOfTheFamily) {
-  // Of all layers, whatever keys of others say.
+  // All layers see it, whatever other families' keys say.
   json mistral = OfFamily("MistralForCausalLM", "mistral");
   mistral["sliding_window"] = 255;
   mistral["use_sliding_window"] = false;
@@ -822,7 +822,7 @@ TEST(ModelConfigTest, WindowsAreInTheLayersOfTheFamily) {
   moe["use_sliding_window"] = false;
   EXPECT_THAT(WindowsOf(ParseGood(moe)), ElementsAre(0, 0));
 
-  // Of those that layer_types names, else from a layer on.
+  // Layers that layer_types names see it; without the key, those from a layer on.
   for (const auto& [architecture, type] :
        {std::pair("Qwen2ForCausalLM", "qwen2"), std::pair("Qwen3ForCausalLM", "qwen3")}) {
     json qwen = OfFamily(architecture, type);
@@ -833,7 +833,7 @@ TEST(ModelConfigTest, WindowsAreInTheLayersOfTheFamily) {
     EXPECT_EQ(ParseGood(qwen).NumFullLayers(), 1);
   }
 
-  // Of those, else of layers without RoPE.
+  // The same key, and without it layers without RoPE.
   json smol = SmolLM3({{"num_hidden_layers", 3}, {"num_key_value_heads", 1}});
   smol.update(
       {{"no_rope_layer_interval", 2}, {"use_sliding_window", true}, {"sliding_window", 64}});

@@ -41,7 +41,7 @@ void WriteModel(const std::string& to, const json& changes) {
   WriteText(to + "/config.json", config.dump());
 }
 
-// Of six layers the second, the fourth and the last see a window.
+// Six layers, of which the second, the fourth and the last see a window.
 class WindowsTest : public KvTiersTest {
  protected:
   WindowsTest() {

@@ -104,7 +104,7 @@ class PagedKv {
                        int32_t position) const {
     return {first_row, num_tokens, position, tables_[sequence]};
   }
-  // The same of queries that see a window. `table` becomes its table, where blocks before the window are no blocks of the pool.
+  // A chunk whose queries see a window. `table` becomes its table, where blocks before the window are no blocks of the pool.
   AttentionChunk WindowChunk(int sequence, int32_t first_row, int32_t num_tokens, int32_t position,
                              int32_t window, std::vector<int32_t>* table) const {
     AttentionChunk chunk{first_row, num_tokens, position, {}, window};
