@@ -31,7 +31,7 @@ LLAMA, QWEN2, QWEN3 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 SMOLLM3, SEED_OSS, GRANITE, PHI3 = "SmolLM3ForCausalLM", "SeedOssForCausalLM", "GraniteForCausalLM", "Phi3ForCausalLM"
 MIXTRAL, QWEN3_MOE = "MixtralForCausalLM", "Qwen3MoeForCausalLM"
 GLM, ERNIE, MINISTRAL3 = "GlmForCausalLM", "Ernie4_5ForCausalLM", "Ministral3ForCausalLM"
-GLM4, OLMO3, GEMMA3 = "Glm4ForCausalLM", "Olmo3ForCausalLM", "Gemma3ForCausalLM"
+GLM4, OLMO3, GEMMA3, EXAONE4 = "Glm4ForCausalLM", "Olmo3ForCausalLM", "Gemma3ForCausalLM", "Exaone4ForCausalLM"
 MODEL_TYPES = {SEED_OSS: "seed_oss", QWEN3_MOE: "qwen3_moe", ERNIE: "ernie4_5",
                GEMMA3: "gemma3_text"}  # where it is not the family's name
 # Family, layers (so that a shape has about 300 million weights at most), hidden and intermediate size, heads, KV heads, head
@@ -66,6 +66,7 @@ SHAPES = {
     "glm-4-0414-9b": (GLM4, 1, 4096, 13696, 32, 2, 128, 16384),
     "olmo-3-7b": (OLMO3, 2, 4096, 5504, 32, 32, 128, 8192),  # half as wide
     "gemma-3-27b": (GEMMA3, 2, 5376, 5376, 32, 16, 128, 4096),  # a quarter as wide
+    "exaone-4-32b": (EXAONE4, 2, 5120, 6848, 40, 8, 128, 4096),  # a quarter as wide
     "mixtral-8x7b": (MIXTRAL, 1, 4096, 3584, 32, 8, 128, 8192),  # a quarter as wide
     "qwen3-30b-a3b": (QWEN3_MOE, 2, 2048, 6144, 32, 4, 128, 16384),
 }
@@ -87,6 +88,7 @@ MORE_KEYS = {
     "olmo-3-7b": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 300},
     "gemma-3-27b": {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 300, "query_pre_attn_scalar": 168,
                     "hidden_act": "gelu_pytorch_tanh", "rope_theta": 1000000.0},
+    "exaone-4-32b": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 300, "sliding_window_pattern": "LG"},
     "mixtral-8x7b": {"num_local_experts": 8, "num_experts_per_tok": 2},
     # A quarter of the experts.
     "qwen3-30b-a3b": {"num_experts": 32, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True},

@@ -287,6 +287,9 @@ void ReadWindows(const ArchitectureKeys& of, const ModelFamily& family, ModelCon
   for (size_t i = 0; i < slide.size(); ++i) {
     if (slide[i] && bites) config.layers[i].window = static_cast<int32_t>(window);
     if (slide[i] && family.has_rope_by_type) config.layers[i].rope = 1;
+    if (!slide[i] && window != 0 && family.rotates_windows_only) {
+      config.layers[i].rope = LayerSpec::kNoRope;
+    }
   }
 }
 

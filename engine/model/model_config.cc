@@ -232,7 +232,12 @@ void ReadWindows(JsonKeys& keys, const ModelFamily& family, ModelConfig& config)
     return;
   }
   const bool on = !of.has_switch || keys.Bool("use_sliding_window", false);
-  const int64_t but = of.but_key.empty() ? of.but : keys.Int(of.but_key, of.but, 1, kLayersMax);
+  int64_t but = of.but;
+  if (types.has_value()) {
+    keys.Find(of.but_key);  // may say the same in letters: "LLLG"
+  } else if (!of.but_key.empty()) {
+    but = keys.Int(of.but_key, of.but, 1, kLayersMax);
+  }
   const int64_t first =
       of.layers == Layers::kUpper ? keys.Int("max_window_layers", 28, 0, INT32_MAX) : 0;
   const int64_t window = keys.IsNull(kKey)            ? 0
@@ -263,6 +268,7 @@ void ReadWindows(JsonKeys& keys, const ModelFamily& family, ModelConfig& config)
                                                           : true;
     if (slides && bites) layer.window = static_cast<int32_t>(window);
     if (slides && family.has_rope_by_type) layer.rope = 1;
+    if (!slides && window > 0 && family.rotates_windows_only) layer.rope = LayerSpec::kNoRope;
   }
 }
 

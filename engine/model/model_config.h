@@ -71,6 +71,7 @@ struct ModelConfig {
     kOlmo2,
     kOlmo3,
     kGemma3,
+    kExaone4,
     kErnie,
     kMixtral,
     kQwen3Moe,

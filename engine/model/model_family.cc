@@ -97,7 +97,7 @@ constexpr std::string_view kMinistral3Rope =
     R"({"rope_type": "yarn", "rope_theta": 1000000, "factor": 16, "original_max_position_embeddings": 16384,
         "mscale": 1, "mscale_all_dim": 1, "llama_4_scaling_beta": 0.1})";
 
-constexpr std::array<ModelFamily, 17> kFamilies = {{
+constexpr std::array<ModelFamily, 18> kFamilies = {{
     {.family = ModelConfig::Family::kLlama,
      .name = "Llama",
      .architecture = "LlamaForCausalLM",
@@ -269,6 +269,24 @@ constexpr std::array<ModelFamily, 17> kFamilies = {{
                .mlp = LayerSpec::Mlp::kGatedGelu,
                .qk_norm = true},
      .tensors = &kGemma3Tensors},
+    {.family = ModelConfig::Family::kExaone4,
+     .name = "EXAONE 4",
+     .architecture = "Exaone4ForCausalLM",
+     .model_type = "exaone4",
+     .gguf_name = "exaone4",
+     .vocab_absent = 102400,
+     .heads_absent = 32,
+     .positions_absent = 2048,
+     .kv_heads_absent = 32,
+     .rms_norm_eps_absent = 1e-5,
+     .attention_bias = Key::kRefused,
+     .windows = {.layers = WindowLayers::kAllBut,
+                 .absent = 4096,
+                 .but = 4,
+                 .but_key = "sliding_window_pattern"},
+     .rotates_windows_only = true,
+     .layer = {.norms = LayerSpec::Norms::kAfter, .qk_norm = true},
+     .tensors = &kOlmo2Tensors},
     {.family = ModelConfig::Family::kErnie,
      .name = "ERNIE 4.5",
      .architecture = "Ernie4_5ForCausalLM",

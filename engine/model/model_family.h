@@ -111,6 +111,8 @@ struct ModelFamily {
   // Base of the second set: a key of its own, or an absent one's value. 0: that of the first.
   std::string_view sliding_theta_key = {}, gguf_sliding_theta_key = {};
   double sliding_theta_absent = 0;
+  // Where layers have a window, the others do not rotate; in a model without windows all do.
+  bool rotates_windows_only = false;
   // The MLP's activation as files name it, and a key for it beside hidden_act, which may be absent.
   std::string_view activation = "silu", activation_key = {};
   // Gemma's: ModelConfig::norms_add_one in directories, an embedding multiplied by the root of hidden_size, and

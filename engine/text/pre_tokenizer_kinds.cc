@@ -121,6 +121,8 @@ constexpr std::array kKinds = {
     PreTokenizerKind{"deepseek-llm", kNone, kDeepSeekLlm, false, false},
     PreTokenizerKind{"deepseek-r1-qwen", kNfc, kQwen2, false, false},
     PreTokenizerKind{"deepseek-v3", kNone, kDeepSeekV3, false, false},
+    PreTokenizerKind{"exaone4", kNone, kGpt2, false, false},
+    PreTokenizerKind{"glm4", kNone, kLlama3, false, false},
     PreTokenizerKind{"gpt-2", kNone, kGpt2, false, false},
     PreTokenizerKind{"gpt-4o", kNone, kGpt4o, false, false},
     PreTokenizerKind{"llama-bpe", kNone, kLlama3, true, true},

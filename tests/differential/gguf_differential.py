@@ -98,7 +98,7 @@ OTHER_NORMS = {
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
     **{family: {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
                 "post_feedforward_layernorm": "post_ffw_norm"}
-       for family in ("olmo2", "olmo3", "gemma3_text")}}
+       for family in ("olmo2", "olmo3", "gemma3_text", "exaone4")}}
 ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "ministral3": "mistral3",
                  "olmo3": "olmo2", "gemma3_text": "gemma3"}  # where it is not the model_type
 EXPERT_NAMES = {"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps", "gate_proj": "ffn_gate_exps",
@@ -164,7 +164,7 @@ def write_family(directory, config, path):
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
     if family == "gemma3_text":
         writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
-    if family in ("olmo3", "gemma3_text"):
+    if family in ("olmo3", "gemma3_text") or family == "exaone4" and config.sliding_window is not None:
         writer.add_sliding_window(config.sliding_window)
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
         if rope["rope_type"] == "yarn":
@@ -183,6 +183,11 @@ def write_family(directory, config, path):
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    if rope["rope_type"] == "llama3":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+        scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+        plain = rope["rope_theta"] ** (-np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
+        writer.add_tensor("rope_freqs.weight", (plain / scaled.numpy()).astype(np.float32))
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
@@ -238,7 +243,7 @@ def compare_families(tool):
             continue  # the text part's tensors have other names, and their file is that of a text model
         kind = rope_of(config)["rope_type"]
         # llama.cpp's files say less of yarn than config.json does, and have one base for all layers.
-        kinds = ("yarn",) if config.model_type in ("ministral3", "olmo3") else ("default", "linear", "longrope")
+        kinds = ("yarn",) if config.model_type in ("ministral3", "olmo3") else ("default", "linear", "longrope", "llama3")
         every_fourth = [int((i + 1) % 4 != 0) for i in range(config.num_hidden_layers)]
         if (not os.path.exists(os.path.join(source, "model.safetensors")) or kind not in kinds
                 or config.model_type in ("mistral", "glm") or case in NOT_IN_GGUF or not has_gguf_experts(config) or getattr(config, "no_rope_layers", every_fourth) != every_fourth):

@@ -225,6 +225,14 @@ CASES = [
          names="old"),
     Case("glm4", "GLM-4-0414: norms before and after, half of a head rotates, QKV bias, fused gate_up_proj",
          "glm4", config=shape(64, 2, 1, 128, intermediate=32), drop=("head_dim", "rms_norm_eps")),
+    Case("exaone4", "EXAONE 4: norms of outputs, each head of Q and K normed, a window of 70 tokens in all layers but each fourth, which does "
+         "not rotate; llama3 scaling, transformers 4 keys",
+         "exaone4", config=shape(128, 2, 1, intermediate=32, num_hidden_layers=5, sliding_window=70),
+         rope=dict(rope_type="llama3", rope_theta=1000000.0, factor=16.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                   original_max_position_embeddings=64), keys="4", drop=("layer_types", "sliding_window_pattern", "rms_norm_eps")),
+    Case("exaone4_full", "EXAONE 4 without windows, as its model of 1.2B: all layers rotate; tied, head_dim 80 given",
+         "exaone4", config=shape(64, 2, 1, 80, intermediate=32, sliding_window=None, layer_types=["full_attention"] * 2,
+                                 tie_word_embeddings=True)),
 ]
 
 

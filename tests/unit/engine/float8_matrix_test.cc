@@ -165,7 +165,9 @@ TEST(Float8MatrixTest, ValuesOfEveryFormAreThoseOfTheFile) {
                      [&, matrix = matrix](int64_t row, float* out) { matrix->WidenRow(row, out); });
       }
       EXPECT_TRUE(weights->lm_head.IsPlain());
-      if (!keys.empty()) EXPECT_TRUE(weights->layers[0].router.IsPlain());
+      if (!keys.empty()) {
+        EXPECT_TRUE(weights->layers[0].router.IsPlain());
+      }
     }
   }
 }

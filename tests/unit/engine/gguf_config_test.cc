@@ -192,7 +192,7 @@ TEST(GgufConfig, WhatWouldChangeTheAnswerIsRefusedByName) {
   const std::vector<Refusal> refusals = {
       {"architecture", set("general.architecture", "gemma4"),
        "\"gemma4\" is not supported; winnow runs llama, mistral3, qwen2, qwen3, smollm3, seed_oss, "
-       "granite, phi3, glm4, olmo2, gemma3, ernie4_5, qwen3moe"},
+       "granite, phi3, glm4, olmo2, gemma3, exaone4, ernie4_5, qwen3moe"},
       {"no architecture", remove("general.architecture"), "\"general.architecture\": missing",
        kInvalid},
       {"an adapter", set("general.type", "adapter"), "\"adapter\" is not supported"},
@@ -340,6 +340,17 @@ TEST(GgufConfig, AFileWithAWindowIsOfTheLaterFamily) {
   file.Remove("olmo2.attention.sliding_window_pattern");
   file.Set("olmo2.attention.sliding_window_pattern", uint32_t{2});
   EXPECT_THAT(windows_of(*Read(file)), ElementsAre(4096, 0, 4096, 0, 4096));
+
+  GgufBuilder exaone = Of("exaone4");
+  EXPECT_EQ(Read(exaone)->layers, std::vector<LayerSpec>(5, Read(exaone)->layers[0]));
+  EXPECT_EQ(Read(exaone)->layers[0].rope, 0);
+  exaone.Set("exaone4.attention.sliding_window", uint32_t{4096});
+  const auto hybrid = Read(exaone);
+  ASSERT_TRUE(hybrid.ok()) << hybrid.status();
+  for (int32_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(hybrid->layers[i].window, i == 3 ? 0 : 4096);
+    EXPECT_EQ(hybrid->layers[i].rope, i == 3 ? LayerSpec::kNoRope : 0);
+  }
 
   GgufBuilder gemma = Of("gemma3");
   gemma.Set("gemma3.attention.sliding_window", uint32_t{1024});

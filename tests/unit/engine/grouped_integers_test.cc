@@ -283,7 +283,9 @@ TEST(GroupedIntegersTest, ValuesOfEveryFormAreThoseOfTheFile) {
                      [&, matrix = matrix](int64_t row, float* out) { matrix->WidenRow(row, out); });
       }
       EXPECT_TRUE(weights->lm_head.IsPlain());
-      if (!keys.empty()) EXPECT_TRUE(weights->layers[0].router.IsPlain());
+      if (!keys.empty()) {
+        EXPECT_TRUE(weights->layers[0].router.IsPlain());
+      }
     }
   }
 }

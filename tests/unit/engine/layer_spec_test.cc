@@ -67,6 +67,8 @@ TEST(ModelFamilyTest, EntryGivesTheLayersOfItsModels) {
       FamilyOf(ModelConfig::Family::kGemma3).layer,
       (LayerSpec{
           .norms = LayerSpec::Norms::kAround, .mlp = LayerSpec::Mlp::kGatedGelu, .qk_norm = true}));
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kExaone4).layer,
+            (LayerSpec{.norms = LayerSpec::Norms::kAfter, .qk_norm = true}));
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kErnie).layer, LayerSpec());
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kMixtral).layer,
             LayerSpec{.mlp = LayerSpec::Mlp::kExperts});

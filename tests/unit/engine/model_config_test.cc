@@ -549,6 +549,43 @@ TEST(ModelConfigTest, Olmo3RotatesLayersByTheirTypes) {
               HasSubstr("rope_parameters.full_attention"));
 }
 
+TEST(ModelConfigTest, Exaone4RotatesTheLayersWithAWindow) {
+  constexpr auto kNone = LayerSpec::kNoRope;
+  json config = Bare("Exaone4ForCausalLM", "exaone4", {{"num_hidden_layers", 5}});
+  config.update({{"num_key_value_heads", 2}, {"sliding_window", 64}});
+  const ModelConfig hybrid = ParseGood(config);
+  EXPECT_THAT(WindowsOf(hybrid), ElementsAre(64, 64, 64, 0, 64));
+  EXPECT_THAT(RopesOf(hybrid), ElementsAre(0, 0, 0, kNone, 0));
+  EXPECT_EQ(hybrid.head_dim, 64);
+  // The others still do not rotate where no window bites.
+  const ModelConfig served = WithServedContext(hybrid, 64);
+  EXPECT_EQ(served.NumFullLayers(), 5);
+  EXPECT_THAT(RopesOf(served), ElementsAre(0, 0, 0, kNone, 0));
+  config["sliding_window"] = config["max_position_embeddings"];
+  EXPECT_THAT(RopesOf(ParseGood(config)), ElementsAre(0, 0, 0, kNone, 0));
+  config["sliding_window"] = 64;
+
+  // As the 32B model's file has it: letters are for those who know no layer_types.
+  config["sliding_window_pattern"] = "LLLG";
+  const absl::Status letters = Parse(config).status();
+  EXPECT_THAT(std::string(letters.message()), HasSubstr("sliding_window_pattern"));
+  config["layer_types"] = {"full_attention", "sliding_attention", "full_attention",
+                           "sliding_attention", "full_attention"};
+  const ModelConfig typed = ParseGood(config);
+  EXPECT_THAT(WindowsOf(typed), ElementsAre(0, 64, 0, 64, 0));
+  EXPECT_THAT(RopesOf(typed), ElementsAre(kNone, 0, kNone, 0, kNone));
+  EXPECT_THAT(typed.unknown_keys, IsEmpty());
+  config.erase("layer_types");
+  config["sliding_window_pattern"] = 2;
+  EXPECT_THAT(RopesOf(ParseGood(config)), ElementsAre(0, kNone, 0, kNone, 0));
+
+  // As the 1.2B model's: no layer has a window, and all rotate.
+  config["sliding_window"] = nullptr;
+  const ModelConfig full = ParseGood(config);
+  EXPECT_EQ(full.NumFullLayers(), 5);
+  EXPECT_THAT(RopesOf(full), ElementsAre(0, 0, 0, 0, 0));
+}
+
 TEST(ModelConfigTest, AWindowOfTheServedContextIsNone) {
   json mistral = OfFamily("MistralForCausalLM", "mistral");
   mistral["sliding_window"] = 100;
@@ -593,6 +630,7 @@ std::vector<Refusal> Refusals() {
        "Ministral3ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM, "
        "SeedOssForCausalLM, GraniteForCausalLM, Phi3ForCausalLM, GlmForCausalLM, "
        "Glm4ForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, Gemma3ForCausalLM, "
+       "Exaone4ForCausalLM, "
        "Ernie4_5ForCausalLM, MixtralForCausalLM, Qwen3MoeForCausalLM, and the text part of "
        "Mistral3ForConditionalGeneration and of Gemma3ForConditionalGeneration"},
       {"architectures", With({{"architectures", {"GraniteMoeForCausalLM"}}}), kUnimplemented,

@@ -52,7 +52,8 @@ TEST(PreTokenizerKinds, EntriesAreWhatTheGoldensHave) {
         std::pair("llama4", "gpt4o"), std::pair("deepseek-v3", "deepseek_v3"),
         std::pair("deepseek-coder", "deepseek_coder"), std::pair("command-r", "command_r"),
         std::pair("gpt-2", "gpt2_fused_unk"), std::pair("llama-bpe", "llama3"),
-        std::pair("dbrx", "llama3"), std::pair("qwen2", "qwen2")}) {
+        std::pair("dbrx", "llama3"), std::pair("qwen2", "qwen2"),
+        std::pair("exaone4", "gpt2_fused_unk"), std::pair("glm4", "llama3")}) {
     SCOPED_TRACE(kind_name);
     const PreTokenizerKind* kind = FindPreTokenizerKind(kind_name);
     ASSERT_NE(kind, nullptr);
