@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "engine/model.h"
+#include "engine/model/layer_spec.h"
 #include "engine/model/model_config.h"
 #include "engine/retrieval/attention_policy.h"
 #include "engine/retrieval/retrieval_state.h"

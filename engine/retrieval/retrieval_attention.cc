@@ -97,7 +97,9 @@ absl::Status RetrievalAttention::CheckPolicy(const AttentionPolicy& policy) cons
 
 absl::StatusOr<std::unique_ptr<RetrievalState>> RetrievalAttention::NewState(
     const AttentionPolicy& policy) {
-  auto state = std::make_unique<RetrievalState>(policy, shape_.layers);
+  std::vector<bool> sees_all;
+  for (const LayerSpec& layer : shape_.layers) sees_all.push_back(layer.SeesAll());
+  auto state = std::make_unique<RetrievalState>(policy, sees_all);
   WINNOW_RETURN_IF_ERROR(Resume(*state));
   return state;
 }

@@ -85,10 +85,10 @@ bool IsProbed(int32_t position, int32_t layer, int32_t interval) {
   return (mixed ^ mixed >> 31) % static_cast<uint64_t>(interval) == 0;
 }
 
-RetrievalState::RetrievalState(const AttentionPolicy& policy, std::span<const LayerSpec> layers)
-    : policy_(policy), layers_(layers.size()) {
-  for (size_t i = 0; i < layers.size(); ++i) {
-    layers_[i].retrieves = policy.RetrievesIn(static_cast<int32_t>(i)) && layers[i].SeesAll();
+RetrievalState::RetrievalState(const AttentionPolicy& policy, const std::vector<bool>& sees_all)
+    : policy_(policy), layers_(sees_all.size()) {
+  for (size_t i = 0; i < sees_all.size(); ++i) {
+    layers_[i].retrieves = policy.RetrievesIn(static_cast<int32_t>(i)) && sees_all[i];
   }
 }
 

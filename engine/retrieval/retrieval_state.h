@@ -12,10 +12,8 @@
 #include <array>
 #include <cstdint>
 #include <limits>
-#include <span>
 #include <vector>
 
-#include "engine/model/layer_spec.h"
 #include "engine/retrieval/attention_policy.h"
 #include "kernels/retrieval.h"
 #include "kernels/tensor.h"
@@ -93,7 +91,8 @@ bool IsProbed(int32_t position, int32_t layer, int32_t interval);
 
 class RetrievalState {
  public:
-  RetrievalState(const AttentionPolicy& policy, std::span<const LayerSpec> layers);
+  // `sees_all`: for each layer, whether attention sees all tokens (LayerSpec::SeesAll): the policy chooses in no other.
+  RetrievalState(const AttentionPolicy& policy, const std::vector<bool>& sees_all);
 
   const AttentionPolicy& policy() const { return policy_; }
   // Whether the policy chooses what the layer reads; else it reads all that it sees.

@@ -53,7 +53,7 @@ class FakeModel final : public Model {
   }
   absl::StatusOr<std::unique_ptr<RetrievalState>> NewRetrievalState(
       const AttentionPolicy& policy) override {
-    return std::make_unique<RetrievalState>(policy, std::vector<LayerSpec>(3));
+    return std::make_unique<RetrievalState>(policy, std::vector<bool>(3, true));
   }
   absl::Status ResumeRetrieval(RetrievalState&) override { return absl::OkStatus(); }
 

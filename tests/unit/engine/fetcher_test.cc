@@ -64,7 +64,7 @@ class FetcherTest : public ::testing::Test {
       for (int turn = 0; turn < 10; ++turn) memory.Idle();
     }
     state_ = std::make_unique<RetrievalState>(RetrievalScene::Policy("lsh:k=30,window=20,sink=5"),
-                                              RetrievalScene::Layers());
+                                              RetrievalScene::SeesAll());
   }
   int32_t Resident() const {
     return static_cast<int32_t>(std::count_if(

@@ -45,7 +45,7 @@ struct Process {
   }
   std::unique_ptr<RetrievalState> State(const std::string& policy) {
     auto state =
-        std::make_unique<RetrievalState>(RetrievalScene::Policy(policy), RetrievalScene::Layers());
+        std::make_unique<RetrievalState>(RetrievalScene::Policy(policy), RetrievalScene::SeesAll());
     EXPECT_TRUE(indexes->GivePlace(*state).ok());
     return state;
   }

@@ -63,8 +63,8 @@ TEST_F(IndexesTest, ChunksDoNotShow) {
         "pca:k=4,sink=3,dense_layers=0", "pca:k=4,sink=3,rerank=on,dense_layers=0"}) {
     const AttentionPolicy policy = RetrievalScene::Policy(text);
     const std::unique_ptr<Indexes> whole = Make(), cut = Make();
-    RetrievalState at_once(policy, RetrievalScene::Layers()),
-        by_parts = {policy, RetrievalScene::Layers()};
+    RetrievalState at_once(policy, RetrievalScene::SeesAll()),
+        by_parts = {policy, RetrievalScene::SeesAll()};
     ASSERT_TRUE(whole->GivePlace(at_once).ok());
     ASSERT_TRUE(cut->GivePlace(by_parts).ok());
     Append(*whole, at_once, 0, RetrievalScene::kTokens);
@@ -109,8 +109,8 @@ TEST_F(IndexesTest, DenseTokensWaitForEightBlocksOrForAQuery) {
                            "pca:k=4,sink=3,window=1,verify=4,dense_layers=0"}) {
     const AttentionPolicy policy = RetrievalScene::Policy(text);
     const std::unique_ptr<Indexes> whole = Make(), waiting = Make();
-    RetrievalState at_once(policy, RetrievalScene::Layers()),
-        one_by_one(policy, RetrievalScene::Layers());
+    RetrievalState at_once(policy, RetrievalScene::SeesAll()),
+        one_by_one(policy, RetrievalScene::SeesAll());
     ASSERT_TRUE(whole->GivePlace(at_once).ok());
     ASSERT_TRUE(waiting->GivePlace(one_by_one).ok());
     EXPECT_EQ(Append(*waiting, one_by_one, 0, kPrompt, /*selects=*/false), 0);
@@ -138,7 +138,7 @@ TEST_F(IndexesTest, DenseTokensWaitForEightBlocksOrForAQuery) {
 TEST_F(IndexesTest, ADenseTokenThatWaitsDropsWhatStoodInItsPlace) {
   const std::unique_ptr<Indexes> refused = Make(), plain = Make();
   const AttentionPolicy policy = RetrievalScene::Policy("lsh:k=4,dense_layers=0");
-  RetrievalState state(policy, RetrievalScene::Layers()), other(policy, RetrievalScene::Layers());
+  RetrievalState state(policy, RetrievalScene::SeesAll()), other(policy, RetrievalScene::SeesAll());
   Append(*refused, state, 0, 105);  // from 100 on a draft
   Append(*plain, other, 0, 100);
   for (float& value : scene_.k) value = -value;  // other tokens
@@ -161,7 +161,7 @@ TEST_F(IndexesTest, InTiersNothingWaits) {
   options_.transform = paged.Fit();
   auto indexes = Indexes::Create(paged.config, *paged.memory, *paged.backend, options_);
   ASSERT_TRUE(indexes.ok()) << indexes.status();
-  RetrievalState state(RetrievalScene::Policy("lsh:k=4,dense_layers=0"), RetrievalScene::Layers());
+  RetrievalState state(RetrievalScene::Policy("lsh:k=4,dense_layers=0"), RetrievalScene::SeesAll());
   const std::vector<int32_t> tokens(1);
   const SequenceChunk chunk{tokens, 0, paged.blocks, 1, &state, 0};
   PassRows rows;
@@ -178,7 +178,7 @@ TEST_F(IndexesTest, InTiersNothingWaits) {
 TEST_F(IndexesTest, WhatIsWrittenAgainIsTakenInAgain) {
   const std::unique_ptr<Indexes> indexes = Make(), fresh = Make();
   const AttentionPolicy policy = RetrievalScene::Policy("lsh:k=4,dense_layers=0");
-  RetrievalState state(policy, RetrievalScene::Layers()), other(policy, RetrievalScene::Layers());
+  RetrievalState state(policy, RetrievalScene::SeesAll()), other(policy, RetrievalScene::SeesAll());
   Append(*indexes, state, 0, 200);
   const std::vector<std::byte> before = Bytes(indexes->Parts()[0]);
   state.Rewind(150);
@@ -205,9 +205,9 @@ TEST_F(IndexesTest, PlacesForSummariesAreFewAndComeBack) {
   options_.summaries = 2;
   const std::unique_ptr<Indexes> indexes = Make();
   const AttentionPolicy policy = RetrievalScene::Policy("pca:k=4,dense_layers=0");
-  auto one = std::make_unique<RetrievalState>(policy, RetrievalScene::Layers());
-  RetrievalState two(policy, RetrievalScene::Layers()), three(policy, RetrievalScene::Layers());
-  RetrievalState none(RetrievalScene::Policy("lsh:k=4,dense_layers=0"), RetrievalScene::Layers());
+  auto one = std::make_unique<RetrievalState>(policy, RetrievalScene::SeesAll());
+  RetrievalState two(policy, RetrievalScene::SeesAll()), three(policy, RetrievalScene::SeesAll());
+  RetrievalState none(RetrievalScene::Policy("lsh:k=4,dense_layers=0"), RetrievalScene::SeesAll());
   ASSERT_TRUE(indexes->GivePlace(*one).ok());
   ASSERT_TRUE(indexes->GivePlace(two).ok());
   EXPECT_TRUE(indexes->GivePlace(two).ok());  // has one
@@ -219,7 +219,7 @@ TEST_F(IndexesTest, PlacesForSummariesAreFewAndComeBack) {
   EXPECT_TRUE(indexes->GivePlace(three).ok());
   two.Suspend();
   EXPECT_EQ(two.layer(0).summary.data, nullptr);
-  RetrievalState four(policy, RetrievalScene::Layers());
+  RetrievalState four(policy, RetrievalScene::SeesAll());
   EXPECT_TRUE(indexes->GivePlace(four).ok());
 }
 

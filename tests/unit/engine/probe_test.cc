@@ -58,7 +58,7 @@ class ProbeTest : public ::testing::Test {
 };
 
 TEST_F(ProbeTest, CoverageIsTheShareOfTheMassThatWasRead) {
-  RetrievalState state(RetrievalScene::Policy("lsh:k=40,window=9"), RetrievalScene::Layers());
+  RetrievalState state(RetrievalScene::Policy("lsh:k=40,window=9"), RetrievalScene::SeesAll());
   SceneCall made(scene_, &state, kPosition, kPosition + 1);
   Probe probe(scene_.shape, *scene_.memory, *scene_.backend, /*interval=*/1);
   probe.Measure(made.call, SelectFirst(made, 40), scene_.Queries());
@@ -71,7 +71,7 @@ TEST_F(ProbeTest, CoverageIsTheShareOfTheMassThatWasRead) {
 }
 
 TEST_F(ProbeTest, OnlyQueriesThatAreDueAreMeasuredAndNoneTwice) {
-  RetrievalState state(RetrievalScene::Policy("lsh:k=40,window=9"), RetrievalScene::Layers());
+  RetrievalState state(RetrievalScene::Policy("lsh:k=40,window=9"), RetrievalScene::SeesAll());
   SceneCall made(scene_, &state, kPosition - 20, kPosition);
   Probe never(scene_.shape, *scene_.memory, *scene_.backend, /*interval=*/0);
   never.Measure(made.call, SelectFirst(made, 40), scene_.Queries());
@@ -99,7 +99,7 @@ TEST_F(ProbeTest, BelowTheFloorTheNextTokenReadsMore) {
   for (const bool below : {false, true}) {
     RetrievalState state(RetrievalScene::Policy(below ? "lsh:k=4,window=9,floor=1"
                                                       : "lsh:k=4,window=9,floor=0.0001"),
-                         RetrievalScene::Layers());
+                         RetrievalScene::SeesAll());
     SceneCall made(scene_, &state, kPosition, kPosition + 1);
     Probe probe(scene_.shape, *scene_.memory, *scene_.backend, /*interval=*/1);
     probe.Measure(made.call, SelectFirst(made, 4), scene_.Queries());
@@ -111,7 +111,7 @@ TEST_F(ProbeTest, BelowTheFloorTheNextTokenReadsMore) {
 class ReadCounterTest : public ProbeTest {};
 
 TEST_F(ReadCounterTest, APositionCountsOnceHoweverOftenItIsComputed) {
-  RetrievalState state(RetrievalScene::Policy("lsh:k=7,window=9"), RetrievalScene::Layers());
+  RetrievalState state(RetrievalScene::Policy("lsh:k=7,window=9"), RetrievalScene::SeesAll());
   SceneCall made(scene_, &state, kPosition, kPosition + 2);
   ReadCounter counter(scene_.shape, *scene_.memory, *scene_.backend);
   ASSERT_TRUE(counter.Allocate().ok());
@@ -131,7 +131,7 @@ TEST_F(ReadCounterTest, APositionCountsOnceHoweverOftenItIsComputed) {
 
 // Anchors that were read before their selection was known lie in the cache the second time, and count as read once.
 TEST_F(ReadCounterTest, AnchorsThatWereFetchedFirstCountWhereTheyCameFrom) {
-  RetrievalState state(RetrievalScene::Policy("lsh:k=7,window=9"), RetrievalScene::Layers());
+  RetrievalState state(RetrievalScene::Policy("lsh:k=7,window=9"), RetrievalScene::SeesAll());
   SceneCall made(scene_, &state, kPosition, kPosition + 1);
   ReadCounter counter(scene_.shape, *scene_.memory, *scene_.backend);
   ASSERT_TRUE(counter.Allocate().ok());
@@ -151,7 +151,7 @@ TEST_F(ReadCounterTest, AnchorsThatWereFetchedFirstCountWhereTheyCameFrom) {
 
 // When all slots are taken they are counted before the pass ends.
 TEST_F(ReadCounterTest, SlotsAreNeverMoreThanThereAre) {
-  RetrievalState state(RetrievalScene::Policy("lsh:k=7,window=9"), RetrievalScene::Layers());
+  RetrievalState state(RetrievalScene::Policy("lsh:k=7,window=9"), RetrievalScene::SeesAll());
   SceneCall made(scene_, &state, kPosition, kPosition + 1);
   ReadCounter counter(scene_.shape, *scene_.memory, *scene_.backend);
   ASSERT_TRUE(counter.Allocate().ok());

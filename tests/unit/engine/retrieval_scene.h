@@ -25,7 +25,7 @@
 namespace winnow::engine {
 
 struct RetrievalScene {
-  static std::vector<LayerSpec> Layers() { return std::vector<LayerSpec>(kLayers); }
+  static std::vector<bool> SeesAll() { return std::vector<bool>(kLayers, true); }
   static constexpr int32_t kLayers = 2, kHeads = 4, kKvHeads = 2, kDim = 64;
   static constexpr int32_t kBlockTokens = 16, kTokens = 320, kBlocks = 24;
   static constexpr int32_t kUsed = kTokens / kBlockTokens;

@@ -83,7 +83,7 @@ TEST(PlanQuery, WhatRetrievesGoesOnRetrieving) {
 
 // Layers whose number shares a factor with the interval were never measured once.
 TEST(RetrievalState, TheLayerWhoseIndexLacksMostCountsIfItRetrieves) {
-  RetrievalState state(Policy("pca:k=2%,dense_layers=1"), std::vector<LayerSpec>(4));
+  RetrievalState state(Policy("pca:k=2%,dense_layers=1"), std::vector<bool>(4, true));
   state.layer(1).indexed = state.layer(2).indexed = 500;
   state.layer(3).indexed = 448;
   EXPECT_EQ(state.NotIndexed(500), 52);

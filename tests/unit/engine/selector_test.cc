@@ -47,7 +47,7 @@ class SelectorTest : public ::testing::Test {
   }
   std::unique_ptr<RetrievalState> Indexed(const std::string& policy) {
     auto state =
-        std::make_unique<RetrievalState>(RetrievalScene::Policy(policy), RetrievalScene::Layers());
+        std::make_unique<RetrievalState>(RetrievalScene::Policy(policy), RetrievalScene::SeesAll());
     EXPECT_TRUE(indexes_->GivePlace(*state).ok());
     const std::vector<int32_t> tokens(RetrievalScene::kTokens);
     const SequenceChunk chunk{tokens, 0, scene_.blocks, 1, state.get(), 0};

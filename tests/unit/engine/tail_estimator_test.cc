@@ -39,7 +39,7 @@ class TailEstimatorTest : public ::testing::Test {
   }
   std::unique_ptr<RetrievalState> State(const std::string& policy) {
     auto state =
-        std::make_unique<RetrievalState>(RetrievalScene::Policy(policy), RetrievalScene::Layers());
+        std::make_unique<RetrievalState>(RetrievalScene::Policy(policy), RetrievalScene::SeesAll());
     EXPECT_TRUE(indexes_->GivePlace(*state).ok());
     return state;
   }
