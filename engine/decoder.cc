@@ -254,7 +254,8 @@ void Decoder::ProjectAndWriteKv(int32_t index) {
   const Tensor k = qkv.ColRange(q_width, kv_width);
   const Tensor v = qkv.ColRange(q_width + kv_width, kv_width);
 
-  Project(layer, hidden, normed, qkv);
+  // qkv [m][(H + 2*Hkv)*d]
+  Project(hidden, layer.attention_norm, *layer.qkv, layer.qkv_bias, normed, qkv);
 
   // q and k, per head: norm, in layers that have it
   if (config_.layers[index].qk_norm) {
@@ -275,20 +276,20 @@ void Decoder::NormHeads(int32_t index, const Tensor& x, const Buffer& weight) {
                         config_.rms_norm_eps);
 }
 
-// qkv [m][(H + 2*Hkv)*d] = norm(hidden) · Wᵀ + bias, or of hidden itself
-void Decoder::Project(const Layer& layer, const Tensor& hidden, const Tensor& normed,
-                      const Tensor& qkv) {
-  const kernels::MatmulEpilogue epilogue = {.bias = Floats(layer.qkv_bias)};
-  if (layer.attention_norm.data() == nullptr) {
-    backend_.Matmul(hidden, *layer.qkv, qkv, epilogue);
+// y = norm(x) · Wᵀ + bias, or x · Wᵀ + bias where there is no norm. `normed` is scratch of x's shape.
+void Decoder::Project(const Tensor& x, const Buffer& norm, const PackedMatrix& w,
+                      const Buffer& bias, const Tensor& normed, const Tensor& y) {
+  const kernels::MatmulEpilogue epilogue = {.bias = Floats(bias)};
+  if (norm.data() == nullptr) {
+    backend_.Matmul(x, w, y, epilogue);
     return;
   }
-  backend_.NormMatmul({.x = hidden,
-                       .weight = Floats(layer.attention_norm),
+  backend_.NormMatmul({.x = x,
+                       .weight = Floats(norm),
                        .eps = hidden_eps_,
-                       .w = *layer.qkv,
+                       .w = w,
                        .normed = normed,
-                       .y = qkv,
+                       .y = y,
                        .epilogue = epilogue});
 }
 
@@ -307,7 +308,7 @@ void Decoder::PredictQueries(int32_t index) {
   const Tensor normed = FirstRows(normed_, m);
   const Tensor qkv = FirstRows(gate_up_, m).ColRange(0, qkv_width);
   const Tensor q = qkv.ColRange(0, q_width);
-  Project(layer, FirstRows(hidden_, m), normed, qkv);
+  Project(FirstRows(hidden_, m), layer.attention_norm, *layer.qkv, layer.qkv_bias, normed, qkv);
   if (config_.layers[index].qk_norm) NormHeads(index, q, layer.q_norm);
   backend_.Rope(q, config_.head_dim, FirstRows(RotationOf(index).q_cos_sin, m));
   retrieval_->Predict(index, q);
@@ -417,17 +418,7 @@ void Decoder::AddMlp(int32_t index, RowRun rows) {
   }
   if (layer.mlp_out_norm.data() != nullptr) {
     // gate_up [rows][2*intermediate] = hidden · Wᵀ + bias, or norm(hidden) · Wᵀ + bias
-    if (layer.mlp_norm.data() == nullptr) {
-      backend_.Matmul(hidden, *layer.gate_up, gate_up, {.bias = Floats(layer.gate_up_bias)});
-    } else {
-      backend_.NormMatmul({.x = hidden,
-                           .weight = Floats(layer.mlp_norm),
-                           .eps = hidden_eps_,
-                           .w = *layer.gate_up,
-                           .normed = normed,
-                           .y = gate_up,
-                           .epilogue = {.bias = Floats(layer.gate_up_bias)}});
-    }
+    Project(hidden, layer.mlp_norm, *layer.gate_up, layer.gate_up_bias, normed, gate_up);
     // hidden += norm((silu(gate) * up) · Wdownᵀ + bias), or of gelu
     const kernels::MatmulEpilogue epilogue = {.bias = Floats(layer.down_bias)};
     if (config_.layers[index].mlp == LayerSpec::Mlp::kGatedGelu) {

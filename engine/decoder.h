@@ -180,9 +180,9 @@ class Decoder final : public Model {
   void ProjectAndWriteKv(int32_t index);
   void PredictQueries(int32_t index);
   void NormHeads(int32_t index, const kernels::Tensor& x, const kernels::Buffer& weight);
-  // qkv [m][(H + 2*Hkv)*d] of what the layer reads; `normed` is scratch.
-  void Project(const Layer& layer, const kernels::Tensor& hidden, const kernels::Tensor& normed,
-               const kernels::Tensor& qkv);
+  void Project(const kernels::Tensor& x, const kernels::Buffer& norm,
+               const kernels::PackedMatrix& w, const kernels::Buffer& bias,
+               const kernels::Tensor& normed, const kernels::Tensor& y);
   void RotateAndWriteKv(int32_t index, const kernels::Tensor& q, const kernels::Tensor& k,
                         const kernels::Tensor& v);
   void Attend(int32_t index, std::span<const kernels::AttentionChunk> chunks, bool logits_only);
