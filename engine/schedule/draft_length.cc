@@ -23,6 +23,7 @@ constexpr double kMostCredit =
 
 constexpr int32_t kFirstSteps = 3;
 constexpr int32_t kDenseKnown = 2;  // dense tokens before the first draft
+constexpr int32_t kSlowSteps = 3;   // dense tokens after a draft whose delay is the draft's
 constexpr int32_t kSharedSamples =
     3;  // a sequence's own first drafts weigh as much as others' after so many
 
@@ -128,8 +129,18 @@ void DraftLength::Earn(double seconds) {
   }
 }
 
+void DraftLength::Lose(DraftSource source, double seconds) {
+  credit_ -= seconds;
+  sources_[static_cast<size_t>(source)].credit -= seconds;
+}
+
 void DraftLength::OnDense(double seconds) {
   if (seconds > 0) measured_ = true;
+  if (steps_after_draft_ > 0 && dense_.samples >= kDenseKnown) {
+    --steps_after_draft_;
+    Lose(last_source_, std::max(0.0, seconds - dense_.value));
+    seconds = std::min(seconds, dense_.value);
+  }
   dense_.AddStep(seconds);
   Earn((dense_.samples == kDenseKnown ? kFirstCredit : kCreditShare) * dense_.value);
 }
@@ -160,6 +171,8 @@ void DraftLength::OnVerification(DraftSource source, int32_t drafted, int32_t ac
     of.credit += std::min(0.0, won);
   }
   spent_drafting_ = 0;
+  last_source_ = source;
+  steps_after_draft_ = kSlowSteps;
 }
 
 }  // namespace winnow::engine

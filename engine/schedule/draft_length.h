@@ -8,7 +8,8 @@
 // Never much slower than dense: what drafts have lost is kept in an account, whose credit is a token's
 // time and 1 % of all. With none left nothing is drafted, so drafts that all fail cost a long answer
 // about 1 %, and a short one a token's time. Drafts of a source that does not pay are tried again out
-// of an account of its own, which what other drafts win does not fill.
+// of an account of its own, which what other drafts win does not fill. Dense steps after a draft that take longer than
+// others are its loss, too: caches and a device's graphs may hold what the draft needed in place of what they need.
 //
 // A sequence's own times count; before it has drafted those of others do (DraftCosts), so that not every answer has to
 // find out that drafts cost more here than they bring.
@@ -97,6 +98,7 @@ class DraftLength {
     double credit = 0;               // seconds, for trying it although it does not pay
   };
   void Earn(double seconds);
+  void Lose(DraftSource source, double seconds);
   double RowSeconds() const;
   std::optional<double> DraftSeconds() const;
   double Speed(DraftSource source, int32_t drafted) const;  // tokens a second
@@ -105,7 +107,9 @@ class DraftLength {
   Average dense_, draft_, row_;
   std::array<Source, 2> sources_;
   double spent_drafting_ = 0;  // since the last verification
-  double credit_ = 0;          // seconds; begins when dense tokens are known
+  DraftSource last_source_ = DraftSource::kPolicy;
+  int32_t steps_after_draft_ = 0;  // that may still be slow for it
+  double credit_ = 0;              // seconds; begins when dense tokens are known
   bool measured_ = false;
 };
 

@@ -240,6 +240,38 @@ TEST(DraftLengthTest, ASlowFirstTokenDoesNotMakeDraftsLookCheap) {
   }
 }
 
+// The graph of dense steps goes for a draft's, and is made again while the next ones wait.
+TEST(DraftLengthTest, SlowStepsAfterADraftAreItsLoss) {
+  for (const double draft : {0.5, 2.0}) {
+    for (const double acceptance : {0.0, 0.3}) {
+      double seconds = 0;
+      constexpr int kTokens = 1000;
+      std::mt19937 random(11);
+      DraftLength length;
+      int drafts = 0, slow = 0;
+      for (int made = 0; made < kTokens; ++made) {
+        const int32_t next = length.Next(DraftSource::kPolicy, 8);
+        if (next == 0) {
+          const double step = slow == 2 ? 1.6 : slow == 1 ? 3.3 : 1;
+          slow = std::max(0, slow - 1);
+          length.OnDense(step);
+          seconds += step;
+          continue;
+        }
+        ++drafts;
+        slow = 2;
+        for (int32_t i = 0; i < next; ++i) length.OnDraftStep(draft);
+        const bool accepted = std::bernoulli_distribution(acceptance)(random);
+        made += accepted;
+        length.OnVerification(DraftSource::kPolicy, next, accepted, 1 + 0.05 * next);
+        seconds += next * (draft + 0.05) + 1;
+      }
+      EXPECT_GT(drafts, 1);
+      EXPECT_LT(seconds, 1.02 * kTokens) << "draft " << draft << ", acceptance " << acceptance;
+    }
+  }
+}
+
 // A long answer's findings of a world that has changed reach those after it.
 TEST(DraftLengthTest, SharedCostsFollowAWorldThatChanges) {
   const auto costs = std::make_shared<DraftCosts>();
