@@ -7,20 +7,34 @@
 
 namespace winnow::engine {
 
+namespace {
+
+bool Has(const std::vector<int32_t>& ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+}  // namespace
+
 Answer::Answer(const Request& request, const Tokenizer& tokenizer)
     : request_(request),
+      tokenizer_(tokenizer),
       detokenizer_(tokenizer, request.skip_special_tokens),
-      stop_(request.stopping.stop_strings, request.stopping.include_stop) {}
+      stop_(request.stopping.stop_strings, request.stopping.include_stop),
+      in_header_(request.message_format != nullptr) {}
 
 FinishReason Answer::Add(OutputToken token) {
   WINNOW_CHECK(!ended_);
   const StoppingOptions& stopping = request_.stopping;
   const int32_t id = token.token;
   ++num_tokens_;
-  const bool is_stop_token =
-      std::find(stopping.stop_token_ids.begin(), stopping.stop_token_ids.end(), id) !=
-      stopping.stop_token_ids.end();
-  if (!is_stop_token || stopping.include_stop) AddText(detokenizer_.Add(id));
+  const bool is_stop_token = Has(stopping.stop_token_ids, id);
+  if (!is_stop_token || stopping.include_stop) {
+    if (request_.message_format != nullptr && tokenizer_.IsSpecial(id)) {
+      AddControlToken(id);
+    } else {
+      AddText(detokenizer_.Add(id), !in_header_);
+    }
+  }
   tokens_.push_back({.token = std::move(token), .text_end = certain_bytes_});
 
   FinishReason reason = FinishReason::kNone;
@@ -34,10 +48,24 @@ FinishReason Answer::Add(OutputToken token) {
   return stop_.matched() ? FinishReason::kStopString : reason;
 }
 
-void Answer::AddText(const std::string& text) {
+void Answer::AddControlToken(int32_t id) {
+  // A character that is not whole ends here, and so does a stop string.
+  AddText(detokenizer_.Flush(), !in_header_);
+  detokenizer_ = Detokenizer(tokenizer_, request_.skip_special_tokens);
+  if (stop_.matched()) return;
+  const std::string held = stop_.Flush();
+  released_bytes_ += held.size();
+  text_ += held;
+  AddText(kControlBegin + tokenizer_.Decode({&id, 1}, /*skip_special_tokens=*/false) + kControlEnd,
+          /*searched=*/false);
+  if (Has(request_.message_format->header_begins, id)) in_header_ = true;
+  if (Has(request_.message_format->header_ends, id)) in_header_ = false;
+}
+
+void Answer::AddText(const std::string& text, bool searched) {
   certain_bytes_ += text.size();
   std::string out;
-  if (num_tokens_ < request_.stopping.min_tokens) {
+  if (!searched || num_tokens_ < request_.stopping.min_tokens) {
     out = text;
   } else if (!stop_.matched()) {
     out = stop_.Add(text);
@@ -49,7 +77,7 @@ void Answer::AddText(const std::string& text) {
 void Answer::End() {
   ended_ = true;
   if (stop_.matched()) return;
-  AddText(detokenizer_.Flush());
+  AddText(detokenizer_.Flush(), !in_header_);
   if (!stop_.matched()) text_ += stop_.Flush();
 }
 

@@ -42,10 +42,14 @@ class Answer {
     OutputToken token;
     uint64_t text_end = 0;  // bytes of text that were certain after it
   };
-  void AddText(const std::string& text);
+  // `searched`: for stop strings.
+  void AddText(const std::string& text, bool searched = true);
+  // Adds a control token of an answer that has a message format.
+  void AddControlToken(int32_t id);
   void End();
 
   const Request& request_;
+  const Tokenizer& tokenizer_;
   Detokenizer detokenizer_;
   StopMatcher stop_;
   std::string text_;         // to be told
@@ -53,6 +57,7 @@ class Answer {
   uint64_t certain_bytes_ = 0;
   uint64_t released_bytes_ = 0;
   int32_t num_tokens_ = 0;
+  bool in_header_ = false;  // of a message; false without a message format
   bool ended_ = false;
 };
 

@@ -17,6 +17,7 @@
 #include "engine/kv/retention.h"
 #include "engine/retrieval/attention_policy.h"
 #include "engine/retrieval/retrieval_state.h"
+#include "engine/text/message_format.h"
 
 namespace winnow::engine {
 
@@ -77,6 +78,10 @@ struct Request {
   // computed, never taken from the prefix cache.
   int32_t prompt_logprobs = -1;
   bool skip_special_tokens = true;  // in the text; ids always come
+  // Null: none. Else every control token shows in the text, between kControlBegin and kControlEnd, whatever
+  // skip_special_tokens says; and stop strings are looked for in the texts of messages, not in headers, which the client
+  // never sees.
+  std::shared_ptr<const MessageFormat> message_format;
   AttentionPolicy policy;
   // The grammar of the answer; null: none. Its end tokens are among the stop tokens, and min_tokens is 0.
   std::shared_ptr<const Grammar> grammar;

@@ -50,6 +50,9 @@ std::string StopMatcher::Add(std::string_view text) {
   return out;
 }
 
-std::string StopMatcher::Flush() { return std::exchange(held_, {}); }
+std::string StopMatcher::Flush() {
+  for (Pattern& pattern : patterns_) pattern.length = 0;
+  return std::exchange(held_, {});
+}
 
 }  // namespace winnow::engine

@@ -22,7 +22,7 @@ class StopMatcher {
   // The text that is certain to be output. On a match: what comes before it (with include_stop: up
   // to its end); the rest of the text is dropped. REQUIRES: !matched().
   std::string Add(std::string_view text);
-  // The end of the stream: what was held back.
+  // The end of the stream, or of a stretch of it: what was held back. No string is found that goes on beyond it.
   std::string Flush();
 
   bool matched() const { return match_ != nullptr; }

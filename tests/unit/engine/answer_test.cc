@@ -174,6 +174,57 @@ TEST_F(AnswerTest, ATokenWithoutTextIsToldAtOnce) {
   EXPECT_EQ(event.tokens.size(), 1u);
 }
 
+// A control token as it shows in an answer that has a message format.
+std::string Marked(const std::string& token) { return kControlBegin + token + kControlEnd; }
+
+class MessagesTest : public AnswerTest {
+ protected:
+  MessagesTest() {
+    request_.message_format = std::make_shared<const MessageFormat>(
+        MessageFormat{.header_begins = {Id("<|end|>")}, .header_ends = {Id("<|user|>")}});
+  }
+};
+
+TEST_F(MessagesTest, ControlTokensShowMarkedAndTextThatReadsLikeOneDoesNot) {
+  for (const char* const token : {"a", "<|user|>", "b", "<|pad|>", "<|end|>"}) Add(token);
+  EXPECT_EQ(Take().text, "a" + Marked("<|user|>") + "b" + Marked("<|pad|>") + Marked("<|end|>"));
+  for (const char* const token : {"<", "|", "e", "n", "d", "|", ">"}) Add(token);
+  EXPECT_EQ(Take().text, "<|end|>");
+  // Half a character ends where a control token comes.
+  Add(FirstHalf());
+  Add("<|user|>");
+  Add(FirstHalf());
+  Add(SecondHalf());
+  EXPECT_EQ(Take().text, "\uFFFD" + Marked("<|user|>") + "\u00e9");
+}
+
+TEST_F(MessagesTest, StopStringsAreLookedForInTextsOfMessagesAlone) {
+  request_.stopping.stop_strings = {"ab", "<|"};
+  for (const char* const token : {"a", "b", "<|user|>", "b", "a"}) {
+    EXPECT_EQ(Add(token), FinishReason::kNone) << token;
+  }
+  const OutputEvent first = Take();
+  EXPECT_EQ(first.text, "ab" + Marked("<|user|>") + "b");
+  EXPECT_EQ(first.tokens.size(), 4u) << "the last one may begin a stop string";
+  // None goes on from one text into the next, or over a header.
+  for (const char* const token : {"<|pad|>", "b", "a", "<|end|>", "b", "<|user|>", "b", "a"}) {
+    EXPECT_EQ(Add(token), FinishReason::kNone) << token;
+  }
+  EXPECT_EQ(Take().text,
+            "a" + Marked("<|pad|>") + "ba" + Marked("<|end|>") + "b" + Marked("<|user|>") + "b");
+  EXPECT_EQ(Add("b"), FinishReason::kStopString);
+  const OutputEvent last = Take();
+  EXPECT_EQ(last.text, "");
+  EXPECT_EQ(last.stop_match, "ab");
+}
+
+TEST_F(MessagesTest, AStopTokensTextIsLeftOut) {
+  request_.stopping.stop_token_ids = {Id("<|end|>")};
+  Add("<|user|>");
+  EXPECT_EQ(Add("<|end|>"), FinishReason::kStopToken);
+  EXPECT_EQ(Take().text, Marked("<|user|>"));
+}
+
 // Only whole characters: no continuation byte first, and no lead byte without all of its own.
 bool IsWholeCharacters(std::string_view text) {
   for (size_t i = 0; i < text.size();) {
