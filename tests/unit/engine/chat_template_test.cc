@@ -33,26 +33,34 @@ const char* const kGoldens[] = {
     "needle",     "chatml",    "llama2",        "llama3",    "llama3_always",
     "llama31",    "llama32",   "mistral01",     "mistral02", "mistral7b_mid",
     "mistral_v1", "mistral03", "mistral03_old", "nemo",      "qwen15",
-    "qwen2",      "qwen25",    "qwen25_base",   "qwen3",
+    "qwen2",      "qwen25",    "qwen25_base",   "qwen3",     "gpt_oss",
 };
 
 class ChatGolden : public testing::TestWithParam<const char*> {};
 
 TEST_P(ChatGolden, RendersWhatTheTemplateRenders) {
   const std::string stem = SourcePath(std::string("tests/golden/chat/") + GetParam());
-  const json golden = ReadJson(stem + ".json");
+  // In order: templates write tools and arguments as they came.
+  const auto golden = nlohmann::ordered_json::parse(ReadText(stem + ".json"));
   const ChatTemplate chat =
       ChatTemplate::FromText(ReadText(stem + ".jinja"), golden["bos_token"].get<std::string>(),
                              golden["eos_token"].get<std::string>());
   ASSERT_TRUE(chat.status().ok()) << chat.status();
   ASSERT_GE(golden["cases"].size(), 10u);
-  for (const json& item : golden["cases"]) {
-    const nlohmann::ordered_json messages = item["messages"];
-    nlohmann::ordered_json kwargs = nlohmann::ordered_json::object();
+  for (const nlohmann::ordered_json& item : golden["cases"]) {
+    const nlohmann::ordered_json& messages = item["messages"];
+    const nlohmann::ordered_json tools = item.value("tools", nlohmann::ordered_json());
+    nlohmann::ordered_json kwargs = item.value("kwargs", nlohmann::ordered_json::object());
     if (item.contains("date")) kwargs["date_string"] = item["date"];
     ChatRequest request;
     request.messages = &messages;
+    request.tools = &tools;
     request.kwargs = &kwargs;
+    if (golden.contains("now")) {
+      absl::CivilSecond now;
+      ASSERT_TRUE(absl::ParseCivilTime(golden["now"].get<std::string>(), &now));
+      request.now = now;
+    }
     request.add_generation_prompt = item["add_generation_prompt"].get<bool>();
     const auto rendered = chat.Render(request);
     if (item["rendered"].is_null()) {
