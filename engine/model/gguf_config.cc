@@ -69,9 +69,12 @@ constexpr std::string_view kExpertKeys[] = {
 };
 
 // Texts of the control tokens that end a turn, or all of a text, in the families that winnow runs.
-constexpr std::string_view kEndTokens[] = {"<|im_end|>",      "<|eot_id|>",     "<|eom_id|>",
-                                           "<|end_of_text|>", "<|endoftext|>",  "<|end|>",
-                                           "<end_of_turn>",   "<|end_of_turn|>"};
+constexpr std::string_view kEndTokens[] = {
+    "<|im_end|>", "<|eot_id|>",    "<|eom_id|>",      "<|end_of_text|>", "<|endoftext|>",
+    "<|end|>",    "<end_of_turn>", "<|end_of_turn|>", "<|return|>",      "<|call|>"};
+// Ends a message there, and not the turn, where the vocabulary has the second one: a turn of OpenAI's Harmony format has
+// several messages.
+constexpr std::string_view kEndOfMessage = "<|end|>", kCall = "<|call|>";
 
 constexpr std::string_view kRopeFactors = "rope_freqs.weight";
 constexpr std::string_view kShortFactors = "rope_factors_short.weight";
@@ -522,8 +525,13 @@ void ReadTokens(GgufKeys& keys, ModelConfig& config) {
     const std::vector<std::string_view> texts = tokens->Strings();
     const size_t count =
         std::min<size_t>({texts.size(), types->count, static_cast<size_t>(config.vocab_size)});
+    const bool in_messages = std::find(texts.begin(), texts.end(), kCall) != texts.end();
     for (size_t i = 0; i < count; ++i) {
       if (types->IntegerAt(i) != static_cast<int64_t>(GgufTokenType::kControl)) continue;
+      if (in_messages && texts[i] == kEndOfMessage) {
+        std::erase(ends, static_cast<int32_t>(i));  // a key may name it
+        continue;
+      }
       if (std::find(std::begin(kEndTokens), std::end(kEndTokens), texts[i]) == std::end(kEndTokens))
         continue;
       if (ends.size() < kEosTokensMax) ends.push_back(static_cast<int32_t>(i));

@@ -11,7 +11,8 @@
 // that is one of several.
 //
 // A model ends its turn with any of eos_token_id, eot_token_id, eom_token_id, and control tokens that are known by
-// their text ("<|im_end|>", "<|eot_id|>", ...): files name one of a model's several in the keys, often.
+// their text ("<|im_end|>", "<|eot_id|>", ...): files name one of a model's several in the keys, often. "<|end|>" is none
+// of them beside "<|call|>", as in OpenAI's Harmony format.
 #ifndef WINNOW_ENGINE_MODEL_GGUF_CONFIG_H_
 #define WINNOW_ENGINE_MODEL_GGUF_CONFIG_H_
 

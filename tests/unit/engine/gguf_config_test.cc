@@ -75,6 +75,22 @@ TEST(GgufConfig, ReadsWhatConfigJsonWouldSay) {
   EXPECT_THAT(config->eos_token_ids, ElementsAre(3, 4, 6));
 }
 
+TEST(GgufConfig, AnEndOfAMessageEndsNoTurnThatHasSeveral) {
+  for (const bool named : {false, true}) {
+    GgufBuilder file = Llama();
+    file.Remove("tokenizer.ggml.tokens");
+    file.Remove("tokenizer.ggml.token_type");
+    file.Set("tokenizer.ggml.tokens",
+             std::vector<std::string>{"a", "<|end|>", "<|begin|>", "<|call|>", "<|return|>",
+                                      "<|endoftext|>", "x", "y"});
+    file.Set("tokenizer.ggml.token_type", std::vector<int32_t>{1, 3, 3, 3, 3, 3, 1, 1});
+    if (named) file.Set("tokenizer.ggml.eot_token_id", uint32_t{1});
+    const auto config = Read(file);
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_THAT(config->eos_token_ids, ElementsAre(3, 4, 5, 6)) << named;
+  }
+}
+
 TEST(GgufConfig, WhatTensorsThereAreIsPartOfIt) {
   GgufBuilder file = Llama();
   file.Tensor("output.weight", {2048, 8}, kGgufQ8_0, std::string(2048 * 8 / 32 * 34, '\0'));
