@@ -14,6 +14,7 @@
 #include "engine/grammar/grammar_check.h"
 #include "kernels/check.h"
 #include "nlohmann/json.hpp"
+#include "server/harmony_chat.h"
 #include "server/ordered_json.h"
 #include "server/status.h"
 #include "server/strings.h"
@@ -464,7 +465,10 @@ int64_t DefaultMaxMessageBytes(const RequestLimits& limits) {
 
 Validator::Validator(RequestLimits limits, const engine::Tokenizer& tokenizer,
                      const engine::ChatTemplate& chat_template)
-    : limits_(std::move(limits)), tokenizer_(tokenizer), chat_template_(chat_template) {
+    : limits_(std::move(limits)),
+      tokenizer_(tokenizer),
+      chat_template_(chat_template),
+      writes_harmony_(WritesHarmony(chat_template)) {
   WINNOW_CHECK(limits_.vocab_size > 0);
   WINNOW_CHECK(limits_.max_context > 1);
   WINNOW_CHECK(limits_.max_prompt_bytes > 0);
@@ -615,8 +619,12 @@ absl::StatusOr<std::vector<int32_t>> Validator::TokenizeText(const v1::TextPromp
 }
 
 absl::StatusOr<std::vector<int32_t>> Validator::TokenizeChat(const v1::ChatPrompt& chat) const {
-  WINNOW_ASSIGN_OR_RETURN(const OrderedJson messages, MessagesOf(chat));
-  WINNOW_ASSIGN_OR_RETURN(const OrderedJson tools, ToolsOf(chat));
+  WINNOW_ASSIGN_OR_RETURN(OrderedJson messages, MessagesOf(chat));
+  WINNOW_ASSIGN_OR_RETURN(OrderedJson tools, ToolsOf(chat));
+  if (writes_harmony_) {
+    messages = FitHarmonyMessages(std::move(messages));
+    tools = FitHarmonyTools(std::move(tools));
+  }
   engine::ChatRequest request;
   request.messages = &messages;
   if (!tools.empty()) request.tools = &tools;

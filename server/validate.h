@@ -128,6 +128,7 @@ class Validator {
   const RequestLimits limits_;
   const engine::Tokenizer& tokenizer_;
   const engine::ChatTemplate& chat_template_;
+  const bool writes_harmony_;  // the template
 };
 
 // The seed of choice `choice` of a request with `seed`; choice 0 keeps the seed itself.
