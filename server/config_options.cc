@@ -284,14 +284,15 @@ std::vector<ServeOption> MakeServeOptions() {
             "1MiB"),
       Integer("tokenize-threads", &C::tokenize_threads, 1, 64,
               "threads that turn text into tokens"),
-      Choice("tool-parser", &C::tool_parser, {"auto", "none", "hermes", "llama3_json", "mistral"},
+      Choice("tool-parser", &C::tool_parser,
+             {"auto", "none", "hermes", "llama3_json", "mistral", "harmony"},
              "how the model writes calls of functions, over HTTP; auto: as its chat template "
              "shows; none: tools are "
              "refused"),
-      Choice("reasoning-parser", &C::reasoning_parser, {"auto", "none", "think"},
-             "whether an answer may begin with reasoning in <think>, which HTTP gives apart; auto: "
-             "if the vocabulary "
-             "has these marks"),
+      Choice(
+          "reasoning-parser", &C::reasoning_parser, {"auto", "none", "think", "harmony"},
+          "how an answer tells reasoning, which HTTP gives apart: in <think> at its head, or in a "
+          "channel of OpenAI's Harmony; auto: as chat template and vocabulary show"),
 
       Endpoint("listen", &C::listen, false, "gRPC; port 0: any free one"),
       Endpoint("metrics", &C::metrics, true,

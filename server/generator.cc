@@ -253,6 +253,7 @@ absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
     request.tenant_store_bytes = limits_.store_bytes;
     request.salt = salt;
     request.keeps_prefix = shares;
+    request.message_format = info_.message_format;
     request.arrival = arrival_;
     request.deadline = info_.deadline;
     request.sampling.seed = SeedOfChoice(seed, i);

@@ -56,6 +56,8 @@ struct CallInfo {
   bool by_proxy =
       false;  // the client is behind a proxy or a router, which may have dropped its name
   bool max_tokens_yields = false;  // as for Validator::CheckGenerate
+  // How the transport wants the answer's text marked (engine::Request); null: not at all.
+  std::shared_ptr<const engine::MessageFormat> message_format;
   // Not 0: the transport holds the answer whole, and of the prompt's log-probabilities so many at most.
   int64_t prompt_scores_max = 0;
   // The transport's own verdict: not OK ends the generation before it starts, but counted and

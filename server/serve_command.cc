@@ -531,6 +531,10 @@ int RunServer(const ServeConfig& config, const BackendMaker& make_backend, Rerea
   engine::LoadedModel& model = **model_or;
   auto limits = LimitsOf(config, model);
   if (!limits.ok()) return Fail(log, "model_error", limits.status(), kExitModel);
+  const auto habits = FindModelHabits(model.chat_template, *model.tokenizer, config.tool_parser,
+                                      config.reasoning_parser);
+  if (!habits.ok()) return Fail(log, "config_error", habits.status(), kExitUsage);
+  AddEndsOfTurn(*habits, limits->eos_token_ids);
   const engine::Decoder& decoder = *model.decoder;
   const std::string name = ModelName(config);
   const MetricsInfo info = MetricsInfoOf(name, model);
@@ -575,9 +579,6 @@ int RunServer(const ServeConfig& config, const BackendMaker& make_backend, Rerea
   Generator generator(generator_options, engine, validator, *model.tokenizer, metrics, log, clock,
                       grammars.has_value() ? &*grammars : nullptr);
   const v1::GetModelResponse description = DescribeModel(name, model, *limits);
-  const auto habits = FindModelHabits(model.chat_template, *model.tokenizer, config.tool_parser,
-                                      config.reasoning_parser);
-  if (!habits.ok()) return Fail(log, "config_error", habits.status(), kExitUsage);
   InferenceService inference(generator, description, *keys);
   const std::unique_ptr<VllmService> vllm = MakeVllmService(
       VllmModelOf(config, model, description), inference, generator,

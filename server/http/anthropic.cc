@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/numbers.h"
 #include "engine/base/status_macros.h"
+#include "server/http/harmony_request.h"
 #include "server/http/json_fields.h"
 #include "server/http/openai_answer.h"
 #include "server/http/openai_request.h"
@@ -216,9 +217,16 @@ void TakeThinking(JsonFields& fields, const ModelHabits& habits, AnthropicReques
       thinking.Add("type", "must be enabled, adaptive or disabled");
     }
   }
-  if (habits.reasoning && !out.shows_reasoning) {
+  if (habits.reasoning == ReasoningFormat::kThink && !out.shows_reasoning) {
     out.generate.mutable_chat()->set_template_options(R"({"enable_thinking": false})");
   }
+  Json* const config = habits.has_effort ? fields.Object("output_config") : nullptr;
+  if (config == nullptr) return;
+  JsonFields output(*config, fields.violations(), "output_config.");
+  std::string effort = output.String("effort").value_or("");
+  // A Harmony model has three of Anthropic's efforts; what is beyond is its highest.
+  if (habits.harmony.has_value() && (effort == "xhigh" || effort == "max")) effort = "high";
+  SetEffort(output, "effort", effort, habits, *out.generate.mutable_chat());
 }
 
 void TakeStops(JsonFields& fields, v1::StoppingOptions& out) {
@@ -456,7 +464,7 @@ absl::StatusOr<AnthropicRequest> ParseAnthropicRequest(std::string_view body, bo
   TakeThinking(fields, habits, out);
   out.structured_field = TakeOutputFormat(body, fields, out.generate);
   out.parser = ApplyTools(tools, habits, fields, out.generate);
-  out.parser.reasoning = habits.reasoning;
+  ApplyReasoning(habits, out.structured_field, fields, out.generate, out.parser);
   if (!counting) {
     out.stream = fields.Bool("stream").value_or(false);
     TakeSampling(fields, *out.generate.mutable_sampling());

@@ -418,7 +418,7 @@ std::unique_ptr<HttpExchange> HttpApi::DeletePrefix(HttpRequest& request, const 
 // A grammar is of the whole answer, and leaves no room to think.
 void HttpApi::SetInReasoning(const v1::GenerateRequest& generate,
                              AnswerParserOptions& parser) const {
-  if (!parser.reasoning || generate.has_structured_output()) return;
+  if (parser.reasoning != ReasoningFormat::kThink || generate.has_structured_output()) return;
   parser.in_reasoning = generator_.validator().OpensReasoning(generate.chat());
 }
 
@@ -449,6 +449,7 @@ std::unique_ptr<HttpExchange> HttpApi::Messages(HttpRequest& request, const Http
     options.shows_reasoning = parsed->shows_reasoning;
     options.structured_field = std::move(parsed->structured_field);
     options.max_tokens = parsed->generate.stopping().max_tokens();
+    info.message_format = habits_.message_format;
     info.max_tokens_yields = true;  // Anthropic's clients ask for what the largest models can do
     generate = std::move(parsed->generate);
   }
@@ -488,6 +489,7 @@ std::unique_ptr<HttpExchange> HttpApi::Responses(HttpRequest& request, const Htt
     options.parser = std::move(parsed->parser);
     SetInReasoning(parsed->generate, options.parser);
     options.structured_field = std::move(parsed->structured_field);
+    info.message_format = habits_.message_format;
     generate = std::move(parsed->generate);
   }
   return StartGeneration(generator_, std::move(generate), std::move(info),
@@ -545,6 +547,7 @@ std::unique_ptr<HttpExchange> HttpApi::Generate(HttpRequest& request, const Http
     options.echo_logprobs = parsed->echo_logprobs;
     options.prompt_logprobs = parsed->prompt_logprobs;
     options.drops_answer = parsed->drops_answer;
+    if (chat) info.message_format = habits_.message_format;
     prompts = std::move(parsed->more_prompts);
     prompts.insert(prompts.begin(), std::move(parsed->generate));
     options.prompts = static_cast<int32_t>(prompts.size());

@@ -6,6 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "engine/base/status_macros.h"
+#include "server/http/harmony_request.h"
 #include "server/http/structured_request.h"
 #include "server/http/tools_request.h"
 #include "server/strings.h"
@@ -358,15 +359,43 @@ void TakeSampling(JsonFields& fields, v1::SamplingOptions& out) {
   }
 }
 
-void TakeTemplateOptions(JsonFields& fields, v1::ChatPrompt& chat) {
+void SetEffort(JsonFields& fields, std::string_view field, const std::string& effort,
+               const ModelHabits& habits, v1::ChatPrompt& chat) {
+  constexpr const char* kVariable = "reasoning_effort";
+  if (effort.empty()) return;
+  if (habits.harmony.has_value() && effort != "low" && effort != "medium" && effort != "high") {
+    fields.Add(field,
+               Concat("is ", Quoted(effort), "; low, medium and high are served with this model"));
+    return;
+  }
+  Json options = Json::object();
+  if (chat.template_options().empty()) {
+    if (effort == "none") options["enable_thinking"] = false;
+  } else {
+    // It was dumped here, or is refused by the validator.
+    options = Json::parse(chat.template_options(), nullptr, /*allow_exceptions=*/false);
+    if (!options.is_object()) return;
+  }
+  if (habits.has_effort) {
+    const auto set = options.find(kVariable);
+    if (set != options.end() && *set != effort) {
+      fields.Add(field, "contradicts chat_template_kwargs.reasoning_effort");
+      return;
+    }
+    options[kVariable] = effort;
+  }
+  if (!options.empty()) {
+    chat.set_template_options(options.dump(-1, ' ', false, Json::error_handler_t::replace));
+  }
+}
+
+void TakeTemplateOptions(JsonFields& fields, const ModelHabits& habits, v1::ChatPrompt& chat) {
   if (const Json* const options = fields.Object("chat_template_kwargs");
       options && !options->empty()) {
     chat.set_template_options(options->dump(-1, ' ', false, Json::error_handler_t::replace));
   }
-  const std::optional<std::string> effort = fields.String("reasoning_effort");
-  if (effort == "none" && chat.template_options().empty()) {
-    chat.set_template_options(R"({"enable_thinking": false})");
-  }
+  SetEffort(fields, "reasoning_effort", fields.String("reasoning_effort").value_or(""), habits,
+            chat);
 }
 
 namespace {
@@ -466,7 +495,7 @@ void TakeTextOrChat(std::string_view body, JsonFields& fields, const ModelHabits
                     v1::GenerateRequest& out) {
   if (fields.Find("messages") == nullptr) return TakePrompt(fields, out);
   TakeMessages(fields, *out.mutable_chat());
-  TakeTemplateOptions(fields, *out.mutable_chat());
+  TakeTemplateOptions(fields, habits, *out.mutable_chat());
   ApplyTools(TakeChatTools(body, fields), habits, fields, out);
   out.clear_structured_output();
 }
@@ -478,10 +507,10 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(std::string_view body, const Mode
   OpenAiRequest out;
   TakeCommon(body, fields, out);
   TakeMessages(fields, *out.generate.mutable_chat());
-  TakeTemplateOptions(fields, *out.generate.mutable_chat());
+  TakeTemplateOptions(fields, habits, *out.generate.mutable_chat());
   const RequestedTools tools = TakeChatTools(body, fields);
   out.parser = ApplyTools(tools, habits, fields, out.generate);
-  out.parser.reasoning = habits.reasoning;
+  ApplyReasoning(habits, out.structured_field, fields, out.generate, out.parser);
   if (out.structured_field.empty() && out.generate.has_structured_output()) {
     out.structured_field = "tools";
   }

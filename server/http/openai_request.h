@@ -69,8 +69,14 @@ absl::StatusOr<RenderBody> ParseRenderBody(std::string_view body);
 // Parts that other APIs have in common with these.
 // A message's content: a string, or a list of text parts, which are joined by line feeds.
 std::string TakeContent(nlohmann::json& content, const std::string& path, Violations& violations);
-// `chat_template_kwargs`, and `reasoning_effort` "none", which is {"enable_thinking": false}.
-void TakeTemplateOptions(JsonFields& fields, v1::ChatPrompt& chat);
+// `chat_template_kwargs`, and `reasoning_effort` as SetEffort has it.
+void TakeTemplateOptions(JsonFields& fields, const ModelHabits& habits, v1::ChatPrompt& chat);
+// How much a model is to think: a variable of the chat template, where that has it. "none" is {"enable_thinking": false},
+// too, unless the client has set variables of the template itself. Other words are ignored for a model whose template
+// knows none. `field`: the client's name for it, of what is refused: a word that a Harmony model was not trained with,
+// and another one than in chat_template_kwargs.
+void SetEffort(JsonFields& fields, std::string_view field, const std::string& effort,
+               const ModelHabits& habits, v1::ChatPrompt& chat);
 // `winnow`, `cache_salt` and `vllm_xargs`.
 void TakeWinnowOptions(JsonFields& fields, v1::GenerateRequest& out);
 void TakeSampling(JsonFields& fields, v1::SamplingOptions& out);

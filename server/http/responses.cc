@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/base/status_macros.h"
+#include "server/http/harmony_request.h"
 #include "server/http/json_fields.h"
 #include "server/http/openai_answer.h"
 #include "server/http/openai_request.h"
@@ -39,12 +40,41 @@ void AddMessage(std::string role, std::string content, v1::ChatPrompt& out) {
   message.set_content(std::move(content));
 }
 
-// A call is part of the assistant's turn: of the message before it, or of the call before it.
-void TakeCall(JsonFields& fields, v1::ChatPrompt& out) {
+// The turn that goes on, if the assistant has the last word; else a new one.
+v1::ChatMessage& AssistantTurn(v1::ChatPrompt& out) {
   const bool goes_on =
       out.messages_size() > 0 && out.messages(out.messages_size() - 1).role() == "assistant";
   if (!goes_on) AddMessage("assistant", "", out);
-  v1::ChatMessage& turn = *out.mutable_messages(out.messages_size() - 1);
+  return *out.mutable_messages(out.messages_size() - 1);
+}
+
+// What the assistant thought before what it says or calls next, as text; others can read it in no other form.
+std::string ThoughtOf(JsonFields& fields) {
+  std::string thought;
+  const Json* const parts = fields.Array("content");
+  for (size_t i = 0; parts != nullptr && i < parts->size(); ++i) {
+    const Json& part = (*parts)[i];
+    if (!part.is_object() || part.value("type", Json()) != "reasoning_text") continue;
+    const Json text = part.value("text", Json());
+    if (!text.is_string()) {
+      fields.Add(Concat("content[", i, "].text"), "must be a string");
+      continue;
+    }
+    Append(thought, thought.empty() ? "" : "\n\n", text.get_ref<const std::string&>());
+  }
+  return thought;
+}
+
+void AddThought(std::string& thought, v1::ChatMessage& turn) {
+  if (thought.empty()) return;
+  Append(*turn.mutable_reasoning(), turn.reasoning().empty() ? "" : "\n\n", thought);
+  thought.clear();
+}
+
+// A call is part of the assistant's turn: of the message before it, or of the call before it.
+void TakeCall(JsonFields& fields, std::string& thought, v1::ChatPrompt& out) {
+  v1::ChatMessage& turn = AssistantTurn(out);
+  AddThought(thought, turn);
   if (turn.tool_calls_size() > kMaxTools) return;  // the validator says how many may be
   v1::ToolCall& call = *turn.add_tool_calls();
   call.set_id(fields.String("call_id").value_or(""));
@@ -63,16 +93,21 @@ void TakeCallOutput(JsonFields& fields, v1::ChatPrompt& out) {
       ->set_tool_call_id(fields.String("call_id").value_or(""));
 }
 
-void TakeItem(Json& item, const std::string& path, Violations& violations, v1::ChatPrompt& out) {
+// `thought`: of the items before it, until a message or a call takes it.
+void TakeItem(Json& item, const std::string& path, Violations& violations, std::string& thought,
+              v1::ChatPrompt& out) {
   if (!item.is_object()) {
     violations.Add(path, "must be an object");
     return;
   }
   JsonFields fields(item, violations, path + ".");
   const std::string type = fields.String("type").value_or("message");
-  if (type == "reasoning") return;  // of an earlier answer: not part of the prompt
+  if (type == "reasoning") {
+    thought = ThoughtOf(fields);
+    return;
+  }
   if (type == "function_call") {
-    TakeCall(fields, out);
+    TakeCall(fields, thought, out);
     return;
   }
   if (type == "function_call_output") {
@@ -90,6 +125,9 @@ void TakeItem(Json& item, const std::string& path, Violations& violations, v1::C
   }
   AddMessage(fields.String("role").value_or(""),
              TakeContent(*content, fields.Path("content"), violations), out);
+  v1::ChatMessage& message = *out.mutable_messages(out.messages_size() - 1);
+  if (message.role() == "assistant") AddThought(thought, message);
+  thought.clear();
 }
 
 void TakeInput(JsonFields& fields, v1::ChatPrompt& out) {
@@ -106,8 +144,9 @@ void TakeInput(JsonFields& fields, v1::ChatPrompt& out) {
   } else if (input->empty()) {
     AddMessage("user", "", out);  // how clients ask whether the server is there
   } else {
+    std::string thought;
     for (size_t i = 0; i < input->size() && i <= kMaxMessages; ++i) {
-      TakeItem((*input)[i], Concat("input[", i, "]"), fields.violations(), out);
+      TakeItem((*input)[i], Concat("input[", i, "]"), fields.violations(), thought, out);
     }
   }
 }
@@ -412,15 +451,15 @@ absl::StatusOr<ResponsesRequest> ParseResponsesRequest(std::string_view body,
   if (auto model = fields.String("model")) out.model = *std::move(model);
   out.stream = fields.Bool("stream").value_or(false);
   TakeInput(fields, *out.generate.mutable_chat());
-  if (Json* const reasoning = fields.Object("reasoning"); reasoning && habits.reasoning) {
+  if (Json* const reasoning = fields.Object("reasoning");
+      reasoning && habits.reasoning != ReasoningFormat::kNone) {
     JsonFields own(*reasoning, fields.violations(), "reasoning.");
-    if (own.String("effort") == "none") {
-      out.generate.mutable_chat()->set_template_options(R"({"enable_thinking": false})");
-    }
+    SetEffort(own, "effort", own.String("effort").value_or(""), habits,
+              *out.generate.mutable_chat());
   }
   const RequestedTools tools = TakeResponsesTools(body, fields);
   out.parser = ApplyTools(tools, habits, fields, out.generate);
-  out.parser.reasoning = habits.reasoning;
+  ApplyReasoning(habits, out.structured_field, fields, out.generate, out.parser);
   if (out.structured_field.empty()) out.structured_field = "tools";
   for (const RequestedTool& tool : tools.tools) {
     OutJson shown = {{"type", "function"}};

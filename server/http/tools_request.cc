@@ -7,6 +7,7 @@
 
 #include "engine/grammar/grammar_check.h"
 #include "engine/kv/block_name.h"
+#include "server/http/harmony_request.h"
 #include "server/http/openai_answer.h"
 #include "server/ordered_json.h"
 #include "server/strings.h"
@@ -152,9 +153,23 @@ bool IsThere(const RequestedTool& tool, const RequestedTools& requested) {
 OrderedJson Token(int32_t id) { return {{"type", "token"}, {"token", id}}; }
 OrderedJson Text(std::string_view text) { return {{"type", "const_string"}, {"value", text}}; }
 
+// A last message that calls one of the tools: a turn of Harmony ends with its call. `texts`: or one that calls none.
+OrderedJson HarmonyCalls(const std::vector<const RequestedTool*>& tools,
+                         const HarmonyTokens& tokens, bool texts) {
+  std::vector<OrderedJson> last;
+  for (const RequestedTool* const tool : tools) {
+    // Where the model may do otherwise, arguments are kept for those that ask for it.
+    last.push_back(HarmonyCall(tokens, tool->name,
+                               texts && !tool->strict ? AnyObject() : SchemaFormat(*tool)));
+  }
+  if (texts) last.push_back(HarmonyText(tokens));
+  return HarmonyAnswer(tokens, /*preambles=*/true, last);
+}
+
 // One call or, where they may be parallel, several.
 OrderedJson Calls(const std::vector<const RequestedTool*>& tools, const ModelHabits& habits,
                   bool parallel) {
+  if (habits.harmony.has_value()) return HarmonyCalls(tools, *habits.harmony, /*texts=*/false);
   OrderedJson tags = OrderedJson::array();
   if (habits.tools == ToolFormat::kMistral && habits.arguments_token.has_value()) {
     OrderedJson calls = OrderedJson::array();
@@ -214,6 +229,14 @@ void ApplyGrammar(const RequestedTools& requested, const ModelHabits& habits, Js
     }
     SetStructure(Calls(tools, habits, requested.parallel && requested.choice != Choice::kNamed),
                  out);
+    return;
+  }
+  if (habits.harmony.has_value()) {
+    std::vector<const RequestedTool*> tools;
+    for (const RequestedTool& tool : requested.tools) {
+      if (IsThere(tool, requested)) tools.push_back(&tool);
+    }
+    SetStructure(HarmonyCalls(tools, *habits.harmony, /*texts=*/true), out);
     return;
   }
   if (habits.tools != ToolFormat::kHermes) {
@@ -363,8 +386,10 @@ AnswerParserOptions ApplyTools(const RequestedTools& requested, const ModelHabit
   }
   parser.tools = habits.tools;
   parser.one_call = !requested.parallel;
-  // Marks of calls are control tokens there.
-  if (habits.tools != ToolFormat::kHermes) out.set_show_special_tokens(true);
+  // Marks of calls are control tokens there. Those of Harmony are marked in any case (ModelHabits::message_format).
+  if (habits.tools == ToolFormat::kLlama3 || habits.tools == ToolFormat::kMistral) {
+    out.set_show_special_tokens(true);
+  }
   ApplyGrammar(requested, habits, fields, out);
   return parser;
 }

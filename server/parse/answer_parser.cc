@@ -523,18 +523,228 @@ class ReasoningParser final : public AnswerParser {
   const std::unique_ptr<AnswerParser> rest_;
 };
 
-constexpr std::array<std::pair<ToolFormat, std::string_view>, 4> kNames = {{
+// Messages of OpenAI's Harmony format, each a header and a text:
+//
+//   <|start|> role [to=recipient] <|channel|> channel [to=recipient] [<|constrain|> type] <|message|> text <|end|>
+//
+// The prompt ends with "<|start|>assistant", so an answer begins in a header. Models leave parts out, and repeat them;
+// what is text and what a header is decided by the markers that stand around it, so that no text is lost:
+//
+//   <|start|>, <|channel|> inside a text           the message ends there
+//   <|message|> without a channel                  text of the final channel
+//   a text that no <|channel|> or <|message|> follows   content, unless it is what a header begins with
+//   a header longer than kMaxHeaderBytes           no header: content
+//
+// What goes where:
+//
+//   the channel analysis                           reasoning
+//   any other channel                              content: final, and commentary, which is a preamble for the user
+//   to=functions.NAME, on whatever channel         a call
+//   to=NAME of a function that was offered         a call: models leave the namespace out
+//   any other recipient, or no call may be told    reasoning. Models are trained to call browser and python, which belong
+//                                                  to their chain of thought, and do so unasked: the client knows no such
+//                                                  function, and its user should not read the query as an answer
+//   another role than the assistant's              reasoning: a turn of the tool's or the user's that the model made up
+class HarmonyParser final : public AnswerParser {
+ public:
+  explicit HarmonyParser(AnswerParserOptions options) : options_(std::move(options)) {}
+
+  void Add(std::string_view text, Pieces& out) override {
+    while (!text.empty()) {
+      const size_t size = text.find(in_marker_ ? kMarkerEnd : kMarkerBegin);
+      const std::string_view part = text.substr(0, size);
+      if (in_marker_) {
+        marker_ += part.substr(0, kMaxMarkerBytes - std::min(kMaxMarkerBytes, marker_.size()));
+      } else {
+        AddText(part, out);
+      }
+      if (size == text.npos) return;
+      text.remove_prefix(size + 1);
+      in_marker_ = !in_marker_;
+      if (!in_marker_) TakeMarker(std::exchange(marker_, {}), out);
+    }
+  }
+  void Finish(Pieces& out) override {
+    if (place_ == Place::kText && kind_ == Kind::kCallArguments)
+      out.push_back({Kind::kCallEnd, ""});
+    if (place_ == Place::kOutside) GiveBack(out);
+  }
+
+ private:
+  enum class Place {
+    kOutside,  // before a header's first marker: the role, or text that stands in no message
+    kHeader,
+    kText,
+  };
+  // Longer than any marker; one that is cut here is none of the format's.
+  static constexpr size_t kMaxMarkerBytes = 256;
+  static constexpr size_t kMaxHeaderBytes = 512;
+
+  // Part of a header: a name, and a recipient.
+  struct Words {
+    std::string_view name, recipient;
+  };
+  static Words WordsOf(std::string_view part) {
+    constexpr std::string_view kTo = "to=";
+    Words words;
+    while (true) {
+      const size_t first = part.find_first_not_of(kSpaces);
+      if (first == part.npos) return words;
+      part.remove_prefix(first);
+      const std::string_view word = part.substr(0, part.find_first_of(kSpaces));
+      part.remove_prefix(word.size());
+      // The space before it is left out at times.
+      const size_t to = word.find(kTo);
+      if (words.name.empty()) words.name = word.substr(0, to);
+      if (to != word.npos) words.recipient = word.substr(to + kTo.size());
+    }
+  }
+
+  void AddText(std::string_view text, Pieces& out) {
+    if (text.empty()) return;
+    if (place_ == Place::kText) {
+      Emit(text, out);
+      return;
+    }
+    *part_ += text;
+    if (role_.size() + channel_.size() + type_.size() > kMaxHeaderBytes) GiveBack(out);
+  }
+
+  void TakeMarker(const std::string& marker, Pieces& out) {
+    if (marker == "<|start|>") {
+      End(out);
+      place_ = Place::kHeader;
+    } else if (marker == "<|channel|>") {
+      if (place_ == Place::kText) End(out);
+      place_ = Place::kHeader;
+      // Of two channels the last one counts.
+      channel_.clear();
+      part_ = &channel_;
+    } else if (marker == "<|constrain|>") {
+      if (place_ == Place::kText) return;
+      place_ = Place::kHeader;
+      part_ = &type_;
+    } else if (marker == "<|message|>") {
+      if (place_ != Place::kText) Begin(out);
+    } else if (marker == "<|end|>" || marker == "<|call|>" || marker == "<|return|>") {
+      End(out);
+    } else if (place_ == Place::kText && options_.shows_control_tokens) {
+      Emit(marker, out);
+    }
+  }
+
+  // The text of a message begins.
+  void Begin(Pieces& out) {
+    const Words role = WordsOf(role_), channel = WordsOf(channel_);
+    std::string_view recipient;
+    for (const std::string_view named :
+         {role.recipient, channel.recipient, WordsOf(type_).recipient}) {
+      if (!named.empty()) recipient = named;
+    }
+    // These hear all that is said.
+    if (recipient == "all" || recipient == "user" || recipient == "assistant") recipient = {};
+    const bool own = role.name.empty() || role.name == "assistant";
+    const std::string_view function = own ? FunctionOf(recipient) : "";
+    if (!function.empty()) {
+      kind_ = Kind::kCallArguments;
+      out.push_back({Kind::kCallBegin, std::string(function)});
+    } else if (!own || !recipient.empty() || channel.name == "analysis") {
+      kind_ = Kind::kReasoning;
+    } else {
+      kind_ = Kind::kContent;
+    }
+    place_ = Place::kText;
+    begun_ = false;
+    ForgetHeader();
+  }
+
+  // What a recipient's name calls; "": nothing that the client has.
+  std::string_view FunctionOf(std::string_view recipient) const {
+    constexpr std::string_view kNamespace = "functions.";
+    if (options_.tools != ToolFormat::kHarmony) return "";
+    if (recipient.starts_with(kNamespace)) return recipient.substr(kNamespace.size());
+    const auto& names = options_.names;
+    return std::find(names.begin(), names.end(), recipient) != names.end() ? recipient : "";
+  }
+
+  // Whatever is open ends.
+  void End(Pieces& out) {
+    if (place_ == Place::kText && kind_ == Kind::kCallArguments) {
+      if (!begun_) out.push_back({Kind::kCallArguments, "{}"});
+      out.push_back({Kind::kCallEnd, ""});
+    }
+    if (place_ == Place::kOutside) GiveBack(out);
+    place_ = Place::kOutside;
+    ForgetHeader();
+  }
+
+  // What was held for a header is none: it becomes content, unless it is nothing but the beginning of one.
+  void GiveBack(Pieces& out) {
+    const std::string held = role_ + channel_ + type_;
+    const bool drops = held.size() <= kMaxHeaderBytes && BeginsHeader(role_);
+    ForgetHeader();
+    place_ = Place::kText;
+    kind_ = Kind::kContent;
+    begun_ = false;
+    if (!drops) Emit(held, out);
+  }
+
+  // Whether a text is "assistant", "to=recipient", both or neither.
+  static bool BeginsHeader(std::string_view text) {
+    constexpr std::string_view kRole = "assistant";
+    const auto skip = [&text](size_t size) { text.remove_prefix(std::min(size, text.size())); };
+    skip(text.find_first_not_of(kSpaces));
+    if (text.starts_with(kRole)) skip(kRole.size());
+    skip(text.find_first_not_of(kSpaces));
+    if (text.starts_with("to=")) skip(text.find_first_of(kSpaces));
+    skip(text.find_first_not_of(kSpaces));
+    return text.empty();
+  }
+
+  // Text of the message. Messages of one kind are paragraphs of one text.
+  void Emit(std::string_view text, Pieces& out) {
+    if (text.empty()) return;
+    if (kind_ == Kind::kCallArguments) {
+      if (!begun_) text.remove_prefix(std::min(text.find_first_not_of(kSpaces), text.size()));
+    } else if (!begun_) {
+      bool& said = kind_ == Kind::kContent ? said_ : thought_;
+      if (std::exchange(said, true)) winnow::server::AddText(kind_, "\n\n", out);
+    }
+    begun_ |= !text.empty();
+    winnow::server::AddText(kind_, text, out);
+  }
+
+  void ForgetHeader() {
+    role_.clear();
+    channel_.clear();
+    type_.clear();
+    part_ = &role_;
+  }
+
+  const AnswerParserOptions options_;
+  Place place_ = Place::kOutside;
+  bool in_marker_ = false;
+  std::string marker_;
+  std::string role_, channel_, type_;    // of the header
+  std::string* part_ = &role_;           // which of them goes on
+  Kind kind_ = Kind::kContent;           // of the message's text
+  bool begun_ = false;                   // the message has some text
+  bool said_ = false, thought_ = false;  // some message had content, or reasoning
+};
+
+constexpr std::array<std::pair<ToolFormat, std::string_view>, 5> kNames = {{
     {ToolFormat::kNone, "none"},
     {ToolFormat::kHermes, "hermes"},
     {ToolFormat::kLlama3, "llama3_json"},
     {ToolFormat::kMistral, "mistral"},
+    {ToolFormat::kHarmony, "harmony"},
 }};
 
 }  // namespace
 
 std::unique_ptr<AnswerParser> MakeAnswerParser(const AnswerParserOptions& options) {
   std::unique_ptr<AnswerParser> parser;
-  switch (options.tools) {
+  switch (options.reasoning == ReasoningFormat::kHarmony ? ToolFormat::kHarmony : options.tools) {
     case ToolFormat::kNone:
       parser = std::make_unique<PlainParser>();
       break;
@@ -547,9 +757,12 @@ std::unique_ptr<AnswerParser> MakeAnswerParser(const AnswerParserOptions& option
     case ToolFormat::kMistral:
       parser = std::make_unique<MistralParser>();
       break;
+    case ToolFormat::kHarmony:
+      parser = std::make_unique<HarmonyParser>(options);
+      break;
   }
   if (options.one_call) parser = std::make_unique<OneCallParser>(std::move(parser));
-  if (!options.reasoning) return parser;
+  if (options.reasoning != ReasoningFormat::kThink) return parser;
   return std::make_unique<ReasoningParser>(options.in_reasoning, std::move(parser));
 }
 

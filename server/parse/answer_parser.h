@@ -5,11 +5,17 @@
 //   HermesParser      <tool_call> {"name": ..., "arguments": {...}} </tool_call>      (Hermes, Qwen)
 //   Llama3Parser      {"name": ..., "parameters": {...}}, as the whole answer         (Llama 3.1 and later)
 //   MistralParser     [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...], or [TOOL_CALLS]name[ARGS]{...}
+//   HarmonyParser     <|channel|>analysis<|message|> what it thought <|end|><|start|>assistant<|channel|>final<|message|>
+//                     what it says, or <|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}  (gpt-oss)
+//
+// HarmonyParser alone reads text whose control tokens are marked (kMarkerBegin): a model that writes about its own format
+// writes the same characters, and those are text.
 //
 // Pieces do not depend on how the text was cut, but for how texts of one kind are cut. Text that looks like a call and
 // turns out to be none is content. What a model leaves unfinished is given as far as it came.
 //
-// Pure: no input or output, no clock. One thread at a time. Memory is bounded by the text before a call's name.
+// Pure: no input or output, no clock. One thread at a time. Memory is bounded by the text before a call's name; of
+// HarmonyParser by a constant.
 #ifndef WINNOW_SERVER_PARSE_ANSWER_PARSER_H_
 #define WINNOW_SERVER_PARSE_ANSWER_PARSER_H_
 
@@ -20,6 +26,11 @@
 #include <vector>
 
 namespace winnow::server {
+
+// Bytes around a control token's text in an answer for HarmonyParser (the engine's kControlBegin and kControlEnd). Neither
+// occurs in UTF-8.
+inline constexpr char kMarkerBegin = '\xfe';
+inline constexpr char kMarkerEnd = '\xff';
 
 struct AnswerPiece {
   enum class Kind {
@@ -44,7 +55,9 @@ class AnswerParser {
   virtual void Finish(std::vector<AnswerPiece>& out) = 0;
 };
 
-enum class ToolFormat { kNone, kHermes, kLlama3, kMistral };
+enum class ToolFormat { kNone, kHermes, kLlama3, kMistral, kHarmony };
+// How an answer tells its reasoning from what it says.
+enum class ReasoningFormat { kNone, kThink, kHarmony };
 
 struct AnswerParserOptions {
   ToolFormat tools = ToolFormat::kNone;
@@ -52,15 +65,19 @@ struct AnswerParserOptions {
   std::vector<std::string> names = {};
   // Leaves out all that follows the first call.
   bool one_call = false;
-  bool reasoning = false;
-  // The prompt has opened the reasoning already.
+  // kHarmony says how the whole answer is written, calls included: `tools` is then kHarmony, or kNone where no call may be
+  // told to the client.
+  ReasoningFormat reasoning = ReasoningFormat::kNone;
+  // The prompt has opened the reasoning already. For kThink.
   bool in_reasoning = false;
+  // Control tokens inside a message's text that are none of the format's are part of it, else left out. For kHarmony.
+  bool shows_control_tokens = false;
 };
 
 // Content passes through it where there is nothing to look for.
 std::unique_ptr<AnswerParser> MakeAnswerParser(const AnswerParserOptions& options);
 
-// ToolFormat's name on the command line: "none", "hermes", "llama3_json", "mistral".
+// ToolFormat's name on the command line: "none", "hermes", "llama3_json", "mistral", "harmony".
 std::string_view ToolFormatName(ToolFormat format);
 std::optional<ToolFormat> ToolFormatOf(std::string_view name);
 

@@ -14,6 +14,7 @@
 using winnow::server::AnswerParserOptions;
 using winnow::server::AnswerPiece;
 using winnow::server::MakeAnswerParser;
+using winnow::server::ReasoningFormat;
 using winnow::server::ToolFormat;
 using Kind = AnswerPiece::Kind;
 
@@ -53,9 +54,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) return 0;
   AnswerParserOptions options;
   options.tools = static_cast<ToolFormat>(data[0] % 4);
-  options.reasoning = (data[0] & 4) != 0;
+  if ((data[0] & 4) != 0) options.reasoning = ReasoningFormat::kThink;
   options.in_reasoning = (data[0] & 8) != 0;
   options.one_call = (data[0] & 16) != 0;
+  if ((data[0] & 32) != 0) {
+    options.reasoning = ReasoningFormat::kHarmony;
+    options.tools = (data[0] & 1) != 0 ? ToolFormat::kHarmony : ToolFormat::kNone;
+    options.shows_control_tokens = (data[0] & 2) != 0;
+  }
   options.names = {"f", "get_weather"};
   const size_t step = data[1] % 16 + 1;
   const std::string_view text(reinterpret_cast<const char*>(data) + 2, size - 2);
@@ -77,7 +83,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   WINNOW_CHECK(!in_call);
   // A marker alone, an empty list of calls and an empty thought leave nothing behind.
-  if (plain && whole.size() == 1 && options.tools == ToolFormat::kNone && !options.reasoning) {
+  if (plain && whole.size() == 1 && options.tools == ToolFormat::kNone &&
+      options.reasoning == ReasoningFormat::kNone) {
     WINNOW_CHECK(whole[0].text == text);
   }
   return 0;

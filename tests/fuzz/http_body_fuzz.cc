@@ -4,7 +4,7 @@
 //
 // Protos: winnow/v1/inference.proto winnow/v1/prefix.proto google/rpc/status.proto google/rpc/error_details.proto
 // Sources: server/http/anthropic.cc server/http/http_error.cc server/http/http_exchange.cc server/http/json_fields.cc
-// Sources: server/http/openai_answer.cc server/http/openai_request.cc server/http/prefix_request.cc server/http/responses.cc server/status.cc
+// Sources: server/http/harmony_request.cc server/http/openai_answer.cc server/http/openai_request.cc server/http/prefix_request.cc server/http/responses.cc server/status.cc
 // Sources: server/http/structured_request.cc server/http/tools_request.cc server/ordered_json.cc server/parse/answer_parser.cc
 // Sources: server/parse/json_call.cc engine/kv/block_name.cc
 // Sources: server/suggest.cc server/utf8.cc engine/base/did_you_mean.cc engine/base/json_file.cc engine/text/added_tokens.cc engine/text/bpe.cc
@@ -51,8 +51,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 1) return 0;
   const std::string_view body(reinterpret_cast<const char*>(data + 1), size - 1);
   const int kind = data[0] / 9;
-  server::ModelHabits habits{.tools = static_cast<server::ToolFormat>(kind % 4),
-                             .reasoning = (kind & 4) != 0};
+  server::ModelHabits habits;
+  habits.tools = static_cast<server::ToolFormat>(kind % 4);
+  if ((kind & 4) != 0) habits.reasoning = server::ReasoningFormat::kThink;
+  habits.has_effort = (kind & 8) != 0;
+  if ((kind & 16) != 0) {
+    habits.tools = (kind & 1) != 0 ? server::ToolFormat::kHarmony : server::ToolFormat::kNone;
+    habits.reasoning = server::ReasoningFormat::kHarmony;
+    habits.harmony = server::HarmonyTokens{
+        .start = 1, .channel = 2, .message = 3, .end = 4, .constrain = 5, .ends_turn = {7, 6}};
+  }
   if (habits.tools == server::ToolFormat::kMistral) {
     habits.calls_token = 5;
     if ((kind & 8) != 0) habits.arguments_token = 6;

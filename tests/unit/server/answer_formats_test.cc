@@ -18,7 +18,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-AnswerParserOptions Parser() { return {.tools = ToolFormat::kHermes, .reasoning = true}; }
+AnswerParserOptions Parser() {
+  return {.tools = ToolFormat::kHermes, .reasoning = ReasoningFormat::kThink};
+}
 
 // "<think>\nHm.\n</think>\n\nSo: <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>", in messages of four bytes
 // and a token each.
@@ -245,6 +247,85 @@ TEST(AnswerFormatsTest, ChatHasReasoningAndCallsApart) {
   EXPECT_EQ(arguments, "{\"a\": 1}");
   EXPECT_EQ(names, 1);
   EXPECT_EQ(id, choice["message"]["tool_calls"][0]["id"]);
+}
+
+// The same in Harmony, a token each for markers and four bytes of text.
+std::vector<v1::GenerateResponse> HarmonyMessages() {
+  std::vector<v1::GenerateResponse> messages;
+  const std::string text =
+      "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>"
+      "So:<|end|>"
+      "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": "
+      "1}";
+  for (size_t at = 0; at < text.size();) {
+    const bool marker = text.compare(at, 2, "<|") == 0;
+    const size_t size =
+        marker ? text.find("|>", at) + 2 - at : std::min<size_t>(4, text.find("<|", at) - at);
+    std::string part = text.substr(at, size);
+    at += size;
+    if (marker) part = kMarkerBegin + part + kMarkerEnd;
+    messages.emplace_back().set_text(part);
+    messages.back().add_tokens()->set_id(5);
+  }
+  messages.back().mutable_finish()->set_reason(v1::FINISH_REASON_STOP_TOKEN);
+  return messages;
+}
+
+TEST(AnswerFormatsTest, HarmonyIsWordedByEveryApi) {
+  const AnswerParserOptions parser = {.tools = ToolFormat::kHarmony,
+                                      .reasoning = ReasoningFormat::kHarmony};
+  for (const bool stream : {false, true}) {
+    OpenAiAnswerOptions chat;
+    chat.stream = stream;
+    chat.parser = parser;
+    AnthropicAnswerOptions messages;
+    messages.stream = stream;
+    messages.parser = parser;
+    messages.shows_reasoning = true;
+    ResponsesAnswerOptions responses;
+    responses.stream = stream;
+    responses.parser = parser;
+    responses.echoed = Json::object();
+    const std::string of_chat = Body(*MakeOpenAiFormat(chat, AnyTokenizer()), HarmonyMessages());
+    const std::string of_messages = Body(*MakeAnthropicFormat(messages), HarmonyMessages());
+    const std::string of_responses = Body(*MakeResponsesFormat(responses), HarmonyMessages());
+    for (const std::string& body : {of_chat, of_messages, of_responses}) {
+      for (const char* const mark :
+           {"<|", "|>", "analysis", "commentary", "functions", "\xfe", "\xff"}) {
+        EXPECT_EQ(body.find(mark), body.npos) << mark << " in " << body;
+      }
+    }
+    if (!stream) {
+      const Json choice = Json::parse(of_chat)["choices"][0];
+      EXPECT_EQ(choice["message"]["reasoning_content"], "Hm.");
+      EXPECT_EQ(choice["message"]["content"], "So:");
+      EXPECT_EQ(choice["message"]["tool_calls"][0]["function"],
+                Json({{"name", "f"}, {"arguments", "{\"a\": 1}"}}));
+      EXPECT_EQ(choice["finish_reason"], "tool_calls");
+      const Json answer = Json::parse(of_messages);
+      EXPECT_EQ(answer["stop_reason"], "tool_use");
+      ASSERT_EQ(answer["content"].size(), 3u);
+      EXPECT_EQ(answer["content"][0]["thinking"], "Hm.");
+      EXPECT_EQ(answer["content"][2]["input"], Json({{"a", 1}}));
+      const Json output = Json::parse(of_responses)["output"];
+      ASSERT_EQ(output.size(), 3u);
+      EXPECT_EQ(output[0]["type"], "reasoning");
+      EXPECT_EQ(output[1]["content"][0]["text"], "So:");
+      EXPECT_EQ(output[2]["arguments"], "{\"a\": 1}");
+      continue;
+    }
+    std::vector<std::string> kinds;
+    for (const Json& event : Events(of_chat)) {
+      for (const auto& [key, value] : event["choices"][0]["delta"].items()) {
+        if (kinds.empty() || kinds.back() != key) kinds.push_back(key);
+      }
+    }
+    EXPECT_EQ(kinds, (std::vector<std::string>{"content", "role", "reasoning", "reasoning_content",
+                                               "content", "tool_calls"}));
+    EXPECT_EQ(Events(of_chat).back()["choices"][0]["finish_reason"], "tool_calls");
+    EXPECT_EQ(Events(of_messages).end()[-2]["delta"]["stop_reason"], "tool_use");
+    EXPECT_EQ(Events(of_responses).back()["type"], "response.completed");
+  }
 }
 
 TEST(AnswerFormatsTest, MessagesShowReasoningToThoseWhoAsked) {

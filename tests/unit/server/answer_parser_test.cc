@@ -67,7 +67,7 @@ Pieces Call(const std::string& name, const std::string& arguments) {
 const AnswerParserOptions kHermes = {.tools = ToolFormat::kHermes};
 const AnswerParserOptions kLlama = {.tools = ToolFormat::kLlama3, .names = {"f", "get_weather"}};
 const AnswerParserOptions kMistral = {.tools = ToolFormat::kMistral};
-const AnswerParserOptions kThink = {.reasoning = true};
+const AnswerParserOptions kThink = {.reasoning = ReasoningFormat::kThink};
 
 TEST(AnswerParserTest, HermesCallsStandBetweenTags) {
   EXPECT_EQ(Parsed(kHermes, R"(<tool_call>
@@ -151,7 +151,7 @@ TEST(AnswerParserTest, ReasoningStandsFirst) {
   opened.in_reasoning = true;
   EXPECT_EQ(Parsed(opened, "\nHm.\n</think>\n\nYes.\n"), Reasoning("Hm.") + Content("Yes.\n"));
   AnswerParserOptions both = kHermes;
-  both.reasoning = true;
+  both.reasoning = ReasoningFormat::kThink;
   EXPECT_EQ(
       Parsed(both, "<think>a <tool_call> b</think>\n<tool_call>{\"name\": \"f\"}</tool_call>"),
       Reasoning("a <tool_call> b") + Call("f", "{}"));
@@ -165,6 +165,190 @@ TEST(AnswerParserTest, OneCallMayBeAllThatIsWanted) {
           one,
           "a <tool_call>{\"name\": \"f\"}</tool_call> b <tool_call>{\"name\": \"g\"}</tool_call>"),
       Content("a") + Call("f", "{}"));
+}
+
+const AnswerParserOptions kHarmony = {.tools = ToolFormat::kHarmony,
+                                      .names = {"f", "get_weather"},
+                                      .reasoning = ReasoningFormat::kHarmony};
+
+// A text with its control tokens marked, as the engine does: those are all that stands between "<|" and "|>".
+std::string Marked(std::string text) {
+  for (size_t at = 0; (at = text.find("<|", at)) != text.npos;) {
+    text.insert(at, 1, kMarkerBegin);
+    at = text.find("|>", at) + 2;
+    text.insert(at, 1, kMarkerEnd);
+  }
+  return text;
+}
+Pieces Harmony(const std::string& text, const AnswerParserOptions& options = kHarmony) {
+  return Parsed(options, Marked(text));
+}
+
+TEST(HarmonyParserTest, ChannelsAreReasoningAndContent) {
+  EXPECT_EQ(Harmony("<|channel|>analysis<|message|>Hm, <2 | 3>?<|end|>"
+                    "<|start|>assistant<|channel|>final<|message|>Yes.\n<|return|>"),
+            Reasoning("Hm, <2 | 3>?") + Content("Yes.\n"));
+  // A format of the final answer, and what the prompt ends with where the answer repeats it.
+  EXPECT_EQ(Harmony("<|start|>assistant<|channel|>final <|constrain|>json<|message|>{}"),
+            Content("{}"));
+  // Commentary to nobody is a preamble. Messages of one kind are paragraphs.
+  EXPECT_EQ(Harmony("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary<"
+                    "|message|>I look.<|end|>"
+                    "<|start|>assistant<|channel|>analysis<|message|>b<|end|>"
+                    "<|start|>assistant<|channel|>final<|message|>Done.<|end|>"
+                    "<|start|>assistant<|channel|>final<|message|><|end|>"),
+            Reasoning("a") + Content("I look.") + Reasoning("\n\nb") + Content("\n\nDone."));
+}
+
+TEST(HarmonyParserTest, ARecipientIsCalledWhereverItStands) {
+  const Pieces call = Call("get_weather", R"({"city": "Köln"})");
+  for (const char* const header :
+       {"<|channel|>commentary to=functions.get_weather <|constrain|>json",
+        "<|start|>assistant<|channel|>commentary to=functions.get_weather json",
+        " to=functions.get_weather<|channel|>commentary <|constrain|>json",
+        "<|start|>assistant to=functions.get_weather<|channel|>commentary json",
+        "<|channel|>analysis to=functions.get_weather code",
+        "<|channel|>commentaryto=functions.get_weather <|constrain|>json",
+        "<|channel|>commentary <|constrain|>json to=functions.get_weather",
+        "<|channel|>commentary to=get_weather <|constrain|>json",  // without its namespace
+        "<|channel|>commentary<|channel|>commentary to=functions.get_weather"}) {
+    EXPECT_EQ(Harmony(std::string(header) + R"(<|message|>{"city": "Köln"}<|call|>)"), call)
+        << header;
+    EXPECT_EQ(Harmony(std::string(header) + R"(<|message|> {"city": "Köln"})"), call) << header;
+  }
+  EXPECT_EQ(Harmony("<|channel|>analysis<|message|>I need "
+                    "f.<|end|><|start|>assistant<|channel|>commentary<|message|>So:"
+                    "<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+                    "<|constrain|>json<|message|><|call|>"),
+            Reasoning("I need f.") + Content("So:") + Call("f", "{}"));
+  EXPECT_EQ(
+      Harmony(
+          "<|channel|>commentary to=functions.a.b<|message|>{}<|call|>"
+          "<|start|>assistant<|channel|>commentary to=functions.f<|message|>{\"x\": 1}<|call|>"),
+      Call("a.b", "{}") + Call("f", "{\"x\": 1}"));
+  AnswerParserOptions one = kHarmony;
+  one.one_call = true;
+  EXPECT_EQ(Harmony("<|channel|>commentary to=functions.f<|message|>{}<|call|>"
+                    "<|start|>assistant<|channel|>commentary to=functions.f<|message|>{}<|call|>",
+                    one),
+            Call("f", "{}"));
+}
+
+TEST(HarmonyParserTest, WhatTheClientCannotBeToldIsReasoning) {
+  const Pieces query = Reasoning(R"({"query": "x"})");
+  EXPECT_EQ(
+      Harmony(R"(<|channel|>analysis to=browser.search code<|message|>{"query": "x"}<|call|>)"),
+      query);
+  EXPECT_EQ(Harmony(R"(<|channel|>commentary to=python code<|message|>{"query": "x"}<|call|>)"),
+            query);
+  EXPECT_EQ(Harmony(R"(<|channel|>commentary to=functions. json<|message|>{"query": "x"}<|call|>)"),
+            query);
+  AnswerParserOptions offered = kHarmony;
+  offered.names = {"browser.search"};
+  EXPECT_EQ(
+      Harmony(R"(<|channel|>analysis to=browser.search code<|message|>{"query": "x"}<|call|>)",
+              offered),
+      Call("browser.search", R"({"query": "x"})"));
+  AnswerParserOptions none = kHarmony;
+  none.tools = ToolFormat::kNone;
+  EXPECT_EQ(Harmony(R"(<|channel|>commentary to=functions.f json<|message|>{"query": "x"}<|call|>)",
+                    none),
+            query);
+  // Turns that the model made up.
+  EXPECT_EQ(Harmony("<|start|>functions.f to=assistant<|channel|>commentary<|message|>rain<|end|>"
+                    "<|start|>user<|message|>Thanks<|end|>"),
+            Reasoning("rain\n\nThanks"));
+  // Those who hear everything are no recipients.
+  EXPECT_EQ(Harmony("<|channel|>commentary to=assistant<|channel|>final<|message|>Yes"),
+            Content("Yes"));
+  EXPECT_EQ(Harmony("<|channel|>final to=user<|message|>Yes"), Content("Yes"));
+}
+
+TEST(HarmonyParserTest, BrokenSequencesLoseNoText) {
+  EXPECT_EQ(Harmony("Hello"), Content("Hello")) << "no message at all";
+  EXPECT_EQ(Harmony("Hello <|end|>there"), Content("Hello \n\nthere"));
+  EXPECT_EQ(Harmony("<|message|>Hello"), Content("Hello")) << "no channel";
+  EXPECT_EQ(Harmony("<|start|>assistant<|message|>Hello"), Content("Hello"));
+  EXPECT_EQ(Harmony("<|channel|>story<|message|>Hello"), Content("Hello")) << "an unknown one";
+  // An end is missing, a start, and both.
+  EXPECT_EQ(
+      Harmony("<|channel|>analysis<|message|>a<|start|>assistant<|channel|>final<|message|>b"),
+      Reasoning("a") + Content("b"));
+  EXPECT_EQ(Harmony("<|channel|>analysis<|message|>a<|end|>assistant<|channel|>final<|message|>b"),
+            Reasoning("a") + Content("b"));
+  EXPECT_EQ(Harmony("<|channel|>analysis<|message|>a<|channel|>final<|message|>b"),
+            Reasoning("a") + Content("b"));
+  EXPECT_EQ(Harmony("<|channel|>analysis<|message|>a<|end|>Then b"),
+            Reasoning("a") + Content("Then b"));
+  // Markers where they mean nothing.
+  EXPECT_EQ(Harmony("<|channel|>final<|message|>a<|message|>b<|constrain|>c<|reserved_7|>d<|return|"
+                    "><|call|>"),
+            Content("abcd"));
+  AnswerParserOptions shows = kHarmony;
+  shows.shows_control_tokens = true;
+  EXPECT_EQ(Harmony("<|channel|>final<|message|>a<|message|>b<|reserved_7|>", shows),
+            Content("ab<|reserved_7|>"));
+  // Cut off: in a header, and behind the name of what is called.
+  for (const char* const cut :
+       {"", "<|channel|>", "<|channel|>fin", "<|start|>assistant", " to=functions.f",
+        "<|channel|>analysis<|end|>", "<|channel|>analysis<|message|><|end|>\n",
+        "<|end|>assistant to=functions.f"}) {
+    EXPECT_EQ(Harmony(cut), Pieces()) << cut;
+  }
+  EXPECT_EQ(Harmony("<|channel|>commentary to=functions.f<|message|>{\"a\": "),
+            Call("f", "{\"a\": "));
+  EXPECT_EQ(Harmony("<|channel|>commentary to=functions.f<|message|>"),
+            (Pieces{{Kind::kCallBegin, "f"}, {Kind::kCallEnd, ""}}));
+  // A header is short; a marker, too.
+  const std::string longer(600, 'x');
+  EXPECT_EQ(Harmony("<|channel|>final" + longer + "<|message|>b"), Content("final" + longer + "b"));
+  EXPECT_EQ(Harmony(" to=" + longer), Content(" to=" + longer));
+  EXPECT_EQ(Harmony("<|channel|>final<|message|>a<|" + longer + "|>b"), Content("ab"));
+  EXPECT_EQ(Parsed(kHarmony, Marked("<|channel|>final<|message|>a") + kMarkerBegin + "<|end"),
+            Content("a"));
+}
+
+TEST(HarmonyParserTest, TextThatReadsLikeAMarkerIsText) {
+  const std::string quoted =
+      "It ends with <|end|>, or <|start|>assistant<|channel|>final<|message|>.";
+  EXPECT_EQ(Parsed(kHarmony, Marked("<|channel|>final<|message|>") + quoted + Marked("<|return|>")),
+            Content(quoted));
+}
+
+TEST(HarmonyParserTest, RandomSequencesOfMarkersKeepTheOrderOfCalls) {
+  std::mt19937 random(11);
+  const std::vector<std::string> parts = {
+      "<|start|>",       "<|channel|>", "<|message|>", "<|end|>",  "<|call|>",  "<|constrain|>",
+      "<|return|>",      "<|x|>",       "assistant",   "analysis", "final",     "commentary",
+      " to=functions.f", " to=python",  " ",           "text",     "{\"a\": 1}"};
+  for (int round = 0; round < 1000; ++round) {
+    std::string text;
+    for (int i = 0; i < 12; ++i) text += parts[random() % parts.size()];
+    bool called = false;
+    for (const AnswerPiece& piece : Harmony(text)) {
+      if (piece.kind == Kind::kCallBegin) {
+        EXPECT_FALSE(std::exchange(called, true)) << text;
+      } else if (piece.kind == Kind::kCallEnd) {
+        EXPECT_TRUE(std::exchange(called, false)) << text;
+      } else {
+        EXPECT_EQ(called, piece.kind == Kind::kCallArguments) << text;
+        EXPECT_EQ(piece.text.find_first_of("\xfe\xff"), piece.text.npos) << text;
+      }
+    }
+    EXPECT_FALSE(called) << text;
+  }
+}
+
+TEST(HarmonyParserTest, TextGoesOnAsItComes) {
+  const auto parser = MakeAnswerParser(kHarmony);
+  Pieces pieces;
+  parser->Add(Marked("<|channel|>final<|message|>word <"), pieces);
+  EXPECT_EQ(pieces, Content("word <"));
+  pieces.clear();
+  parser->Add(
+      Marked("<|end|><|start|>assistant<|channel|>commentary to=functions.f<|message|>{\"a\""),
+      pieces);
+  EXPECT_EQ(pieces, (Pieces{{Kind::kCallBegin, "f"}, {Kind::kCallArguments, "{\"a\""}}));
 }
 
 TEST(AnswerParserTest, NothingIsLostOrHeldForLong) {
@@ -191,7 +375,7 @@ TEST(AnswerParserTest, NothingIsLostOrHeldForLong) {
 }
 
 TEST(AnswerParserTest, NamesOfFormats) {
-  for (const char* const name : {"none", "hermes", "llama3_json", "mistral"}) {
+  for (const char* const name : {"none", "hermes", "llama3_json", "mistral", "harmony"}) {
     ASSERT_TRUE(ToolFormatOf(name).has_value());
     EXPECT_EQ(ToolFormatName(*ToolFormatOf(name)), name);
   }

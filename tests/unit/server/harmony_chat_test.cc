@@ -33,18 +33,22 @@ Json Turn(const std::string& thought, const std::string& content, const Json& ca
 }
 
 TEST(HarmonyChatTest, WhatTheTemplateTakesStaysAsItIs) {
-  const Json messages = Json::array(
-      {Said("system", "s"), Said("user", "u"),
-       {{"role", "assistant"}, {"content", "a"}, {"reasoning_content", "t"}}, Said("user", "v"),
-       Called("t", Call("1", "f")), Result("1", "r"), Said("assistant", "b")});
+  const Json messages =
+      Json::array({Said("system", "s"),
+                   Said("user", "u"),
+                   {{"role", "assistant"}, {"content", "a"}, {"reasoning_content", "t"}},
+                   Said("user", "v"),
+                   Called("t", Call("1", "f")),
+                   Result("1", "r"),
+                   Said("assistant", "b")});
   EXPECT_EQ(FitHarmonyMessages(messages), messages);
   EXPECT_EQ(FitHarmonyMessages(Json::array()), Json::array());
 }
 
 TEST(HarmonyChatTest, SystemMessagesAreOneAtTheBeginningAndAUsersLater) {
-  EXPECT_EQ(FitHarmonyMessages(Json::array({Said("system", "a"), Said("developer", "b"),
-                                            Said("system", ""), Said("user", "u"),
-                                            Said("system", "c"), Said("user", "v")})),
+  EXPECT_EQ(FitHarmonyMessages(
+                Json::array({Said("system", "a"), Said("developer", "b"), Said("system", ""),
+                             Said("user", "u"), Said("system", "c"), Said("user", "v")})),
             Json::array({Said("system", "a\n\nb"), Said("user", "u"), Said("user", "c"),
                          Said("user", "v")}));
   EXPECT_EQ(FitHarmonyMessages(Json::array({Said("user", "u"), Said("developer", "b")})),
@@ -53,27 +57,32 @@ TEST(HarmonyChatTest, SystemMessagesAreOneAtTheBeginningAndAUsersLater) {
 
 TEST(HarmonyChatTest, EachCallHasAMessageAndItsResultBehindIt) {
   const Json first = Call("1", "f"), second = Call("2", "g"), third = Call("3", "h");
-  EXPECT_EQ(FitHarmonyMessages(Json::array({Turn("t", "I look.", Json::array({first, second, third})),
-                                            Result("3", "rh"), Result("1", "rf"), Result("2", "rg"),
-                                            Said("user", "u")})),
-            Json::array({Called("t\n\nI look.", first), Result("1", "rf"), Called("", second),
-                         Result("2", "rg"), Called("", third), Result("3", "rh"), Said("user", "u")}));
+  EXPECT_EQ(
+      FitHarmonyMessages(
+          Json::array({Turn("t", "I look.", Json::array({first, second, third})), Result("3", "rh"),
+                       Result("1", "rf"), Result("2", "rg"), Said("user", "u")})),
+      Json::array({Called("t\n\nI look.", first), Result("1", "rf"), Called("", second),
+                   Result("2", "rg"), Called("", third), Result("3", "rh"), Said("user", "u")}));
   // Results that name no call go with the calls that have none, in order; more of them stay behind the last.
-  EXPECT_EQ(FitHarmonyMessages(Json::array({Turn("", "", Json::array({first, second})),
-                                            Result("", "x"), Result("2", "rg"), Result("2", "again"),
-                                            Result("9", "y")})),
-            Json::array({Called("", first), Result("", "x"), Called("", second), Result("2", "rg"),
-                         Result("2", "again"), Result("9", "y")}));
+  EXPECT_EQ(
+      FitHarmonyMessages(Json::array({Turn("", "", Json::array({first, second})), Result("", "x"),
+                                      Result("2", "rg"), Result("2", "again"), Result("9", "y")})),
+      Json::array({Called("", first), Result("", "x"), Called("", second), Result("2", "rg"),
+                   Result("2", "again"), Result("9", "y")}));
   // Calls without results: the conversation ends there.
   EXPECT_EQ(FitHarmonyMessages(Json::array({Turn("", "c", Json::array({first, second}))})),
             Json::array({Called("c", first), Called("", second)}));
 }
 
 TEST(HarmonyChatTest, EveryToolHasADescription) {
-  const auto tool = [](Json function) { return Json{{"type", "function"}, {"function", std::move(function)}}; };
-  EXPECT_EQ(FitHarmonyTools(Json::array({tool({{"name", "f"}}), tool({{"name", "g"}, {"description", nullptr}}),
-                                         tool({{"name", "h"}, {"description", "d"}}), 7})),
-            Json::array({tool({{"name", "f"}, {"description", ""}}), tool({{"name", "g"}, {"description", ""}}),
+  const auto tool = [](Json function) {
+    return Json{{"type", "function"}, {"function", std::move(function)}};
+  };
+  EXPECT_EQ(FitHarmonyTools(
+                Json::array({tool({{"name", "f"}}), tool({{"name", "g"}, {"description", nullptr}}),
+                             tool({{"name", "h"}, {"description", "d"}}), 7})),
+            Json::array({tool({{"name", "f"}, {"description", ""}}),
+                         tool({{"name", "g"}, {"description", ""}}),
                          tool({{"name", "h"}, {"description", "d"}}), 7}));
 }
 

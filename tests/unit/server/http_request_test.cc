@@ -11,6 +11,7 @@
 #include "server/http/openai_request.h"
 #include "server/http/prefix_request.h"
 #include "server/http/responses.h"
+#include "server/strings.h"
 #include "tests/unit/server/movable_clock.h"
 #include "tests/unit/temp_dir.h"
 
@@ -421,6 +422,122 @@ TEST(HttpRequestTest, ResponsesTakeAConversationAndNoState) {
                           R"({"input":[{"type":"function_call_output"}]})", R"({})"}) {
     EXPECT_FALSE(ParseResponsesRequest(bad).ok()) << bad;
   }
+}
+
+ModelHabits Harmony() {
+  ModelHabits habits;
+  habits.tools = ToolFormat::kHarmony;
+  habits.reasoning = ReasoningFormat::kHarmony;
+  habits.has_effort = true;
+  habits.harmony = HarmonyTokens{
+      .start = 1, .channel = 2, .message = 3, .end = 4, .constrain = {}, .ends_turn = {}};
+  return habits;
+}
+
+TEST(HttpRequestTest, EffortsReachTheTemplateThatKnowsThem) {
+  ModelHabits any = Harmony();
+  any.harmony.reset();
+  const auto chat = [](const std::string& fields, const ModelHabits& habits) {
+    const auto request =
+        ParseChatRequest(R"({"messages":[{"role":"user","content":"x"}],)" + fields + "}", habits);
+    return request.ok() ? request->generate.chat().template_options()
+                        : std::string(request.status().message());
+  };
+  EXPECT_EQ(chat(R"("reasoning_effort":"high")", Harmony()), R"({"reasoning_effort":"high"})");
+  EXPECT_EQ(chat(R"("reasoning_effort":null)", Harmony()), "");
+  EXPECT_EQ(chat(R"("reasoning_effort":"low","chat_template_kwargs":{"a":1})", Harmony()),
+            R"({"a":1,"reasoning_effort":"low"})");
+  EXPECT_EQ(chat(R"("reasoning_effort":"low","chat_template_kwargs":{"reasoning_effort":"low"})",
+                 Harmony()),
+            R"({"reasoning_effort":"low"})");
+  EXPECT_EQ(chat(R"("chat_template_kwargs":{"reasoning_effort":"extreme"})", Harmony()),
+            R"({"reasoning_effort":"extreme"})");
+  EXPECT_THAT(chat(R"("reasoning_effort":"low","chat_template_kwargs":{"reasoning_effort":"high"})",
+                   Harmony()),
+              HasSubstr("reasoning_effort: contradicts chat_template_kwargs"));
+  for (const char* const effort : {"none", "minimal", "xhigh"}) {
+    EXPECT_THAT(chat(Concat(R"("reasoning_effort":")", effort, "\""), Harmony()),
+                HasSubstr("low, medium and high"));
+  }
+  // Another template's words are its own; one that has none is not asked.
+  EXPECT_EQ(chat(R"("reasoning_effort":"minimal")", any), R"({"reasoning_effort":"minimal"})");
+  EXPECT_EQ(chat(R"("reasoning_effort":"none")", any),
+            R"({"enable_thinking":false,"reasoning_effort":"none"})");
+  EXPECT_EQ(chat(R"("reasoning_effort":"high")", {}), "");
+  EXPECT_EQ(chat(R"("reasoning_effort":"none")", {}), R"({"enable_thinking":false})");
+  EXPECT_EQ(chat(R"("reasoning_effort":"none","chat_template_kwargs":{"a":1})", {}), R"({"a":1})");
+
+  const auto options = [](const auto& request) {
+    return request.ok() ? request->generate.chat().template_options()
+                        : std::string(request.status().message());
+  };
+  EXPECT_EQ(options(ParseResponsesRequest(
+                R"({"input":"x","reasoning":{"effort":"high","summary":"auto"}})", Harmony())),
+            R"({"reasoning_effort":"high"})");
+  EXPECT_THAT(
+      options(ParseResponsesRequest(R"({"input":"x","reasoning":{"effort":"none"}})", Harmony())),
+      HasSubstr("reasoning.effort"));
+  const auto messages = [&](const std::string& config, const ModelHabits& habits) {
+    return options(ParseAnthropicRequest(
+        R"({"max_tokens":1,"messages":[{"role":"user","content":"x"}],"output_config":)" + config +
+            "}",
+        false, habits));
+  };
+  EXPECT_EQ(messages(R"({"effort":"low"})", Harmony()), R"({"reasoning_effort":"low"})");
+  EXPECT_EQ(messages(R"({"effort":"max"})", Harmony()), R"({"reasoning_effort":"high"})");
+  EXPECT_EQ(messages("{}", Harmony()), "");
+  EXPECT_THAT(messages(R"({"effort":"some"})", Harmony()), HasSubstr("output_config.effort"));
+  EXPECT_EQ(messages(R"({"effort":"max"})", {}), "");
+}
+
+TEST(HttpRequestTest, AnAnswerInHarmonyIsReadAsOneWhateverIsOffered) {
+  const auto parser = [](const std::string& fields) {
+    const auto request = ParseChatRequest(
+        R"({"messages":[{"role":"user","content":"x"}])" + fields + "}", Harmony());
+    EXPECT_TRUE(request.ok()) << request.status();
+    EXPECT_EQ(request->parser.reasoning, ReasoningFormat::kHarmony);
+    return request->parser;
+  };
+  EXPECT_EQ(parser("").tools, ToolFormat::kNone)
+      << "a call would be told to a client that offers none";
+  constexpr char kTool[] = R"(,"tools":[{"type":"function","function":{"name":"f"}}])";
+  EXPECT_EQ(parser(kTool).tools, ToolFormat::kHarmony);
+  EXPECT_THAT(parser(kTool).names, ElementsAre("f"));
+  EXPECT_EQ(parser(std::string(kTool) + R"(,"tool_choice":"none")").tools, ToolFormat::kNone);
+  EXPECT_FALSE(parser(kTool).shows_control_tokens);
+  EXPECT_TRUE(parser(R"(,"skip_special_tokens":false)").shows_control_tokens);
+  // Tools of the template's own, which a client has it show.
+  const AnswerParserOptions own =
+      parser(R"(,"chat_template_kwargs":{"builtin_tools":["python","browser"]})");
+  EXPECT_EQ(own.tools, ToolFormat::kHarmony);
+  EXPECT_THAT(own.names, ElementsAre("python", "browser.search", "browser.open", "browser.find"));
+  EXPECT_EQ(parser(R"(,"chat_template_kwargs":{"builtin_tools":"x"})").tools, ToolFormat::kNone);
+}
+
+TEST(HttpRequestTest, ThoughtsOfResponsesBelongToWhatFollowsThem) {
+  const auto request = ParseResponsesRequest(
+      R"({"input":[{"role":"user","content":"u"},
+          {"type":"reasoning","summary":[],"content":[{"type":"reasoning_text","text":"a"},{"type":"reasoning_text","text":"b"}]},
+          {"type":"function_call","call_id":"1","name":"f","arguments":"{}"},
+          {"type":"function_call_output","call_id":"1","output":"r"},
+          {"type":"reasoning","summary":[],"content":null,"encrypted_content":"x"},
+          {"type":"reasoning","content":[{"type":"reasoning_text","text":"c"}]},
+          {"role":"assistant","content":[{"type":"output_text","text":"said"}]},
+          {"type":"reasoning","content":[{"type":"reasoning_text","text":"d"}]},
+          {"role":"user","content":"v"}, {"role":"assistant","content":"w"}]})",
+      Harmony());
+  ASSERT_TRUE(request.ok()) << request.status();
+  const v1::ChatPrompt& chat = request->generate.chat();
+  ASSERT_EQ(chat.messages_size(), 6);
+  EXPECT_EQ(chat.messages(1).reasoning(), "a\n\nb");
+  EXPECT_EQ(chat.messages(1).tool_calls_size(), 1);
+  EXPECT_EQ(chat.messages(3).reasoning(), "c");
+  EXPECT_EQ(chat.messages(3).content(), "said");
+  EXPECT_EQ(chat.messages(5).reasoning(), "");
+  EXPECT_FALSE(
+      ParseResponsesRequest(
+          R"({"input":[{"type":"reasoning","content":[{"type":"reasoning_text"}]}]})", Harmony())
+          .ok());
 }
 
 class ApiKeysTest : public ::testing::Test {

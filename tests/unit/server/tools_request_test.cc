@@ -6,8 +6,11 @@
 #include "engine/grammar/grammar_check.h"
 #include "gtest/gtest.h"
 #include "kernels/sample.h"
+#include "server/http/anthropic.h"
 #include "server/http/openai_request.h"
+#include "server/http/responses.h"
 #include "server/ordered_json.h"
+#include "server/strings.h"
 
 namespace winnow::server {
 namespace {
@@ -189,6 +192,169 @@ TEST(ToolsRequestTest, StrictArgumentsAreKeptWhereTheModelMayCallOrNot) {
   const auto llama = ParseChatRequest(body, Habits(ToolFormat::kLlama3));
   EXPECT_NE(std::string(llama.status().message()).find("strict"), std::string::npos)
       << llama.status();
+}
+
+// Bytes, and Harmony's control tokens by their texts. Tokens without bytes are never drawn, or end an answer.
+struct HarmonyVocabulary {
+  static constexpr int32_t kFirst = 256;
+  std::vector<std::string> control = {"<|start|>",  "<|channel|>",   "<|message|>",
+                                      "<|end|>",    "<|constrain|>", "<|call|>",
+                                      "<|return|>", "<|endoftext|>", "<|reserved|>"};
+  std::vector<int32_t> ends = {261, 262, 263};
+
+  HarmonyTokens tokens() const { return {256, 257, 258, 259, 260, {262, 261}}; }
+  std::unique_ptr<engine::GrammarLibrary> Library() const {
+    engine::GrammarVocabulary vocabulary;
+    for (int byte = 0; byte < 256; ++byte)
+      vocabulary.tokens.emplace_back(1, static_cast<char>(byte));
+    for (const std::string& text : control) vocabulary.tokens.push_back("\xff" + text);
+    for (const int32_t id : ends) vocabulary.tokens[static_cast<size_t>(id)].clear();
+    vocabulary.end_tokens = ends;
+    return std::move(*engine::GrammarLibrary::Make(vocabulary));
+  }
+};
+
+ModelHabits HarmonyHabits() {
+  ModelHabits habits;
+  habits.tools = ToolFormat::kHarmony;
+  habits.reasoning = ReasoningFormat::kHarmony;
+  habits.has_effort = true;
+  habits.harmony = HarmonyVocabulary().tokens();
+  return habits;
+}
+
+// Whether the request's grammar takes an answer as a whole.
+bool TakesHarmony(const v1::GenerateRequest& request, const std::string& answer) {
+  const HarmonyVocabulary vocabulary;
+  static const engine::GrammarLibrary& library = *vocabulary.Library().release();
+  const engine::GrammarSource source{engine::GrammarKind::kStructuralTag,
+                                     request.structured_output().structural_tag()};
+  EXPECT_TRUE(engine::CheckGrammarSource(source).ok());
+  const auto compiled = library.Compile(source);
+  EXPECT_TRUE(compiled.ok()) << compiled.status();
+  if (!compiled.ok()) return false;
+  const auto grammar = *library.Load(*compiled);
+  const auto state = grammar->NewState();
+  for (size_t at = 0; at < answer.size();) {
+    int32_t token = static_cast<unsigned char>(answer[at]);
+    size_t size = 1;
+    for (size_t i = 0; i < vocabulary.control.size(); ++i) {
+      const std::string& text = vocabulary.control[i];
+      if (answer.compare(at, text.size(), text) != 0) continue;
+      token = HarmonyVocabulary::kFirst + static_cast<int32_t>(i);
+      size = text.size();
+    }
+    if (!kernels::IsAllowed(state->AllowedTokens(), token) || !state->Accept(token)) return false;
+    at += size;
+  }
+  return kernels::IsAllowed(state->AllowedTokens(), 261) &&
+         kernels::IsAllowed(state->AllowedTokens(), 263);
+}
+
+constexpr char kThought[] = "<|channel|>analysis<|message|>Hm {<|end|><|start|>assistant";
+constexpr char kPreamble[] = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant";
+
+TEST(HarmonyRequestTest, WhatMustBeCalledIsCalledAfterAnyThoughts) {
+  const auto required = Chat(R"("tool_choice":"required")", HarmonyHabits());
+  ASSERT_TRUE(required.ok()) << required.status();
+  const std::string arguments = R"(<|message|>{"z": "a}", "a": 3})";
+  for (const std::string& before :
+       {std::string(), std::string(kThought), std::string(kThought) + kPreamble + kThought}) {
+    for (const char* const header :
+         {"<|channel|>commentary to=functions.f <|constrain|>json",
+          "<|channel|>commentary to=functions.f json", " to=functions.f<|channel|>commentary json",
+          " to=functions.f<|channel|>commentary <|constrain|>json"}) {
+      EXPECT_TRUE(TakesHarmony(required->generate, before + header + arguments))
+          << before << header;
+    }
+    EXPECT_TRUE(TakesHarmony(required->generate,
+                             before + "<|channel|>commentary to=functions.g json<|message|>{}"));
+    EXPECT_FALSE(TakesHarmony(required->generate, before + "<|channel|>final<|message|>No."));
+    EXPECT_FALSE(TakesHarmony(required->generate,
+                              before + "<|channel|>commentary to=functions.h json<|message|>{}"));
+    EXPECT_FALSE(TakesHarmony(required->generate,
+                              before + "<|channel|>commentary to=functions.f json<|message|>{}"));
+    EXPECT_FALSE(TakesHarmony(required->generate, before));
+  }
+  // A turn ends with its call, and a text of a message has no marker and no end in it.
+  EXPECT_FALSE(TakesHarmony(required->generate,
+                            "<|channel|>commentary to=functions.g json<|message|>{}<|end|>"));
+  for (const char* const marker :
+       {"<|call|>", "<|return|>", "<|endoftext|>", "<|channel|>", "<|message|>", "<|constrain|>"}) {
+    EXPECT_FALSE(TakesHarmony(
+        required->generate,
+        Concat("<|channel|>analysis<|message|>a", marker,
+               "<|end|><|start|>assistant<|channel|>commentary to=functions.g json<|message|>{}")))
+        << marker;
+  }
+  const auto named =
+      Chat(R"("tool_choice":{"type":"function","function":{"name":"g"}})", HarmonyHabits());
+  EXPECT_TRUE(TakesHarmony(
+      named->generate,
+      std::string(kThought) + "<|channel|>commentary to=functions.g json<|message|>{}"));
+  EXPECT_FALSE(
+      TakesHarmony(named->generate, "<|channel|>commentary to=functions.f json" + arguments));
+  EXPECT_FALSE(Chat(R"("tool_choice":"required","guided_regex":"a")", HarmonyHabits()).ok());
+}
+
+TEST(HarmonyRequestTest, StrictArgumentsAreKeptWhereTheModelMayCallOrNot) {
+  const auto chat = ParseChatRequest(
+      R"({"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f",
+      "strict":true,"parameters":{"type":"object","properties":{"z":{"type":"boolean"}},"required":["z"]}}},
+      {"type":"function","function":{"name":"g","parameters":{"type":"object"}}}]})",
+      HarmonyHabits());
+  ASSERT_TRUE(chat.ok()) << chat.status();
+  const auto takes = [&](const std::string& answer) {
+    return TakesHarmony(chat->generate, kThought + answer);
+  };
+  EXPECT_TRUE(takes("<|channel|>final<|message|>I need no tool: {}"));
+  EXPECT_TRUE(takes(R"(<|channel|>commentary to=functions.f json<|message|>{"z": true})"));
+  EXPECT_FALSE(takes(R"(<|channel|>commentary to=functions.f json<|message|>{"z": 1})"));
+  EXPECT_TRUE(takes(R"(<|channel|>commentary to=functions.g json<|message|>{"any": [1]})"));
+}
+
+TEST(HarmonyRequestTest, AFormIsOfTheFinalMessage) {
+  const auto chat = [](const std::string& fields) {
+    return ParseChatRequest(R"({"messages":[{"role":"user","content":"x"}],)" + fields + "}",
+                            HarmonyHabits());
+  };
+  struct Case {
+    std::string fields, good, bad;
+  };
+  for (
+      const Case& c : {
+          Case{R"("response_format":{"type":"json_schema","json_schema":{"name":"n","schema":
+                   {"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}}})",
+               R"({"a": 1})", R"({"a": 1, "b": 2})"},
+          Case{
+              R"("response_format":{"type":"json_schema","json_schema":{"name":"n","strict":false,"schema":
+                   {"type":"object","properties":{"a":{"type":"object","properties":{}}},"required":["a"]}}})",
+              R"({"a": {"c": 1}, "b": 2})", R"({"b": 2})"},
+          Case{R"("response_format":{"type":"json_object"})", R"({"x": [1, {"y": null}]})", "[]"},
+          Case{R"("guided_regex":"[ab]{2}")", "ab", "abc"},
+          Case{R"("guided_choice":["left","right"])", "left", "up"},
+          Case{R"("guided_grammar":"root ::= \"x\" | \"y\"")", "y", "z"},
+          Case{
+              R"("response_format":{"type":"structural_tag","format":{"type":"const_string","value":"it"}})",
+              "it", "no"},
+      }) {
+    const auto request = chat(c.fields);
+    ASSERT_TRUE(request.ok()) << request.status();
+    const std::string final = "<|channel|>final<|message|>";
+    EXPECT_TRUE(TakesHarmony(request->generate, final + c.good)) << c.fields;
+    EXPECT_TRUE(TakesHarmony(request->generate, kThought + final + c.good)) << c.fields;
+    EXPECT_FALSE(TakesHarmony(request->generate, kPreamble + final + c.good))
+        << "it would be content";
+    EXPECT_FALSE(TakesHarmony(request->generate, final + c.bad)) << c.fields;
+    EXPECT_FALSE(TakesHarmony(request->generate, c.good)) << c.fields;
+    EXPECT_NE(request->structured_field, "tools");
+  }
+  for (const char* const bad :
+       {R"("response_format":{"type":"structural_tag","structures":[],"triggers":[]})",
+        R"("guided_choice":[""])", R"("structured_outputs":{"json":"[1"})",
+        R"("structured_outputs":{"json":"[1]"})"}) {
+    EXPECT_FALSE(chat(bad).ok()) << bad;
+  }
 }
 
 #endif  // WINNOW_HAS_XGRAMMAR
