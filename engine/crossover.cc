@@ -102,7 +102,7 @@ class BackendTimer final : public AttentionTimer {
       memory_->BeginPass(chunks.size());
       retrieval_->Begin(chunks);
       retrieval_->Index(layer_);
-      retrieval_->Attend(layer_, q_, /*logits_only=*/true, out_);
+      retrieval_->Attend(layer_, q_, /*logits_only=*/true, /*sinks=*/nullptr, out_);
       retrieval_->End();
     };
     retrieve();  // the keys before the last are indexed here, and not in a step

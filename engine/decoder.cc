@@ -37,6 +37,7 @@ struct Decoder::Layer {
   Buffer q_norm, k_norm;  // [d]; [H*d] and [Hkv*d] where heads are normed as one; or empty
   std::unique_ptr<PackedMatrix> o;        // [hidden][H*d]
   Buffer o_bias;                          // [hidden], or empty
+  Buffer sinks;                           // [H], or empty
   Buffer attention_out_norm;              // [hidden], of what attention gives, or empty
   Buffer mlp_norm, mlp_out_norm;          // the same of the MLP
   ExpertMlp::Layer experts;               // in place of the rest, in a layer of experts
@@ -355,6 +356,7 @@ void Decoder::Attend(int32_t index, std::span<const AttentionChunk> chunks, bool
   if (chunks.empty()) return;
   const Tensor q = qkv_.ColRange(0, int64_t{config_.num_heads} * config_.head_dim);
   const float scale = config_.AttentionScale();
+  const float* const sinks = Floats(layers_[index].sinks);
   memory_->Unpin();
   pinned_chunks_.clear();
   const void* pool = nullptr;
@@ -370,6 +372,7 @@ void Decoder::Attend(int32_t index, std::span<const AttentionChunk> chunks, bool
     AttentionChunk chunk = dense[i];
     const int32_t c = chunk_of_row_[chunk.first_row];
     chunk.window = config_.layers[index].window;
+    chunk.sinks = sinks;
     const int32_t first = chunk.FirstRead() / plan_.layout.block_tokens;
     const int32_t last = (chunk.position + chunk.num_tokens - 1) / plan_.layout.block_tokens + 1;
     PinnedBlocks pinned;
@@ -384,7 +387,7 @@ void Decoder::Attend(int32_t index, std::span<const AttentionChunk> chunks, bool
     pinned_chunks_.push_back(chunk);
   }
   flush();
-  if (retrieval_->any_retrieves()) retrieval_->Attend(index, q, logits_only, attended_);
+  if (retrieval_->any_retrieves()) retrieval_->Attend(index, q, logits_only, sinks, attended_);
 }
 
 // attended → hidden, then the mlp, for a run of rows.
@@ -490,10 +493,18 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
                                                          const KvPlan& plan) {
   WINNOW_CHECK(plan.num_layers() == config.num_layers() && plan.residency == options.residency);
   WINNOW_RETURN_IF_ERROR(CheckLayers(config.layers, static_cast<int32_t>(config.ropes.size())));
-  if (const std::string refusal = backend.Refusal(plan.layout, config.num_heads);
+  const bool has_sinks = std::any_of(config.layers.begin(), config.layers.end(),
+                                     [](const LayerSpec& layer) { return layer.sinks; });
+  if (const std::string refusal = backend.Refusal(plan.layout, config.num_heads, has_sinks);
       !refusal.empty()) {
     return absl::InvalidArgumentError(
         fmt::format("device: {} does not run {}; --device cpu does", backend.name(), refusal));
+  }
+  for (const kernels::WeightType type : StoredTypes(options.weights, weights)) {
+    if (backend.ComputesStored(type)) continue;
+    return absl::InvalidArgumentError(fmt::format(
+        "weights is stored: {} has no products with {} blocks: say wide, or --device cpu",
+        backend.name(), kernels::WeightTypeName(type)));
   }
   std::unique_ptr<Decoder> decoder(new Decoder(config, backend, options, plan));
   WINNOW_RETURN_IF_ERROR(decoder->PackWeights(weights));
@@ -628,6 +639,7 @@ absl::Status Decoder::PackWeights(const Weights& weights) {
     WINNOW_ASSIGN_OR_RETURN(to.k_norm, WidenNorm(from.k_norm));
     WINNOW_ASSIGN_OR_RETURN(to.o, Pack({{from.o}}, "the output projection"));
     WINNOW_ASSIGN_OR_RETURN(to.o_bias, Widen({{from.o_bias}}, "biases"));
+    WINNOW_ASSIGN_OR_RETURN(to.sinks, Widen({{from.sinks}}, "sinks"));
     WINNOW_ASSIGN_OR_RETURN(to.attention_out_norm, WidenNorm(from.attention_out_norm));
     WINNOW_ASSIGN_OR_RETURN(to.mlp_norm, WidenNorm(from.mlp_norm));
     WINNOW_ASSIGN_OR_RETURN(to.mlp_out_norm, WidenNorm(from.mlp_out_norm));
@@ -652,16 +664,23 @@ absl::Status Decoder::PackWeights(const Weights& weights) {
 absl::Status Decoder::PackExperts(const LayerWeights& from, ExpertMlp::Layer* to) {
   WINNOW_CHECK(static_cast<int32_t>(from.experts.size()) == config_.experts.count);
   WINNOW_ASSIGN_OR_RETURN(to->router, PackRouter(from.router));
+  WINNOW_ASSIGN_OR_RETURN(to->router_bias, Widen({{from.router_bias}}, "biases"));
   const size_t before = weight_bytes_;
+  std::vector<WeightMatrix> gate_up_biases, down_biases;
   for (const ExpertWeights& expert : from.experts) {
     ExpertMlp::Expert& packed = to->experts.emplace_back();
     WINNOW_ASSIGN_OR_RETURN(packed.gate_up,
                             Pack({{expert.gate, expert.up}}, "an expert's gate and up"));
     WINNOW_ASSIGN_OR_RETURN(packed.down, Pack({{expert.down}}, "an expert's down projection"));
+    gate_up_biases.push_back(expert.gate_bias);
+    gate_up_biases.push_back(expert.up_bias);
+    down_biases.push_back(expert.down_bias);
   }
+  WINNOW_ASSIGN_OR_RETURN(to->gate_up_bias, Widen(gate_up_biases, "biases of experts"));
+  WINNOW_ASSIGN_OR_RETURN(to->down_bias, Widen(down_biases, "biases of experts"));
   std::vector<kernels::ExpertMatrices> matrices;
-  for (const ExpertMlp::Expert& expert : to->experts) {
-    matrices.push_back({expert.gate_up.get(), expert.down.get()});
+  for (int32_t expert = 0; expert < config_.experts.count; ++expert) {
+    matrices.push_back(ExpertMlp::MatricesOf(*to, expert));
   }
   to->set = backend_.MakeExpertSet(matrices);
   expert_weight_bytes_ += weight_bytes_ - before;

@@ -18,7 +18,21 @@ Tensor View(const Buffer& buffer, int64_t rows, int64_t cols) {
   return {buffer.data(), DType::kF32, rows, cols, cols};
 }
 
+// Row `expert` of [experts][values], or null.
+const float* BiasOf(const Buffer& biases, int32_t expert, int64_t values) {
+  if (biases.data() == nullptr) return nullptr;
+  return static_cast<const float*>(biases.data()) + expert * values;
+}
+
 }  // namespace
+
+kernels::ExpertMatrices ExpertMlp::MatricesOf(const Layer& layer, int32_t expert) {
+  const Expert& of = layer.experts[expert];
+  return {.gate_up = of.gate_up.get(),
+          .down = of.down.get(),
+          .gate_up_bias = BiasOf(layer.gate_up_bias, expert, of.gate_up->out_features()),
+          .down_bias = BiasOf(layer.down_bias, expert, of.down->out_features())};
+}
 
 void GroupByExpert(std::span<const int32_t> ids, int32_t per_token, ExpertGroups* groups) {
   const auto count = static_cast<int32_t>(ids.size());
@@ -78,12 +92,13 @@ void ExpertMlp::Add(const Layer& layer, const Tensor& normed, const Tensor& gate
   const Tensor rows = View(rows_, m * per_token, hidden.cols);
   auto* const ids = static_cast<int32_t*>(ids_.data());
 
-  // ids, weights [m][per_token] of logits [m][experts] = normed · Wᵀ
-  backend_.Matmul(normed, *layer.router, logits, {});
+  // ids, weights [m][per_token] of logits [m][experts] = normed · Wᵀ + bias
+  backend_.Matmul(normed, *layer.router, logits, {.bias = BiasOf(layer.router_bias, 0, 0)});
   if (layer.set != nullptr &&
       backend_.AddRoutedExperts({.experts = *layer.set,
                                  .per_token = config_.per_token,
                                  .normalize = config_.normalized,
+                                 .clamped = config_.clamped,
                                  .logits = logits,
                                  .normed = normed,
                                  .hidden = hidden,
@@ -94,16 +109,22 @@ void ExpertMlp::Add(const Layer& layer, const Tensor& normed, const Tensor& gate
   if (!backend_.Synchronize()) return;
   GroupByExpert({ids, static_cast<size_t>(m * per_token)}, config_.per_token, &groups_);
 
-  // rows [m * per_token][hidden] by expert: (silu(gate) * up) · Wdownᵀ of normed
+  // rows [m * per_token][hidden] by expert: (silu(gate) * up) · Wdownᵀ + bias of normed, or of the clamped gate
   backend_.GatherExpertRows(normed, groups_.rows, rows);
   for (int32_t e = 0; e < config_.count; ++e) {
     const int32_t first = groups_.first[e], count = groups_.first[e + 1] - first;
     if (count == 0) continue;
-    const ExpertMlp::Expert& expert = layer.experts[e];
+    const kernels::ExpertMatrices expert = MatricesOf(layer, e);
     const Tensor of_expert = rows.RowRange(first, count);
-    const Tensor gated = gate_up.RowRange(0, count);
-    backend_.Matmul(of_expert, *expert.gate_up, gated, {});
-    backend_.SiluMatmul(gated, *expert.down, activated.RowRange(0, count), of_expert, {});
+    const Tensor gated = gate_up.RowRange(0, count), inner = activated.RowRange(0, count);
+    const kernels::MatmulEpilogue epilogue = {.bias = expert.down_bias};
+    backend_.Matmul(of_expert, *expert.gate_up, gated, {.bias = expert.gate_up_bias});
+    if (config_.clamped.has_value()) {
+      backend_.ClampedSwigluMul(gated, *config_.clamped, inner);
+      backend_.Matmul(inner, *expert.down, of_expert, epilogue);
+    } else {
+      backend_.SiluMatmul(gated, *expert.down, inner, of_expert, epilogue);
+    }
   }
 
   // hidden += the sum over slots of weights · rows

@@ -1,5 +1,5 @@
 // The MLP of a layer of experts: a router sends each row to some of them, and what these give is weighed and added to the
-// residual stream. Every product is the backend's own, of an expert's rows at a time, so a layer's matrices may have any form.
+// residual stream. Router and experts may have biases. Every product is the backend's own, of an expert's rows at a time, so a layer's matrices may have any form.
 //
 // A GPU routes rows by itself (AddRoutedExperts), where its kernels have a way for matrices of that kind. Elsewhere the host decides
 // what is multiplied: it reads the ids that the router chose, which on a device is a wait in each such layer.
@@ -38,7 +38,11 @@ class ExpertMlp {
   };
   struct Layer {
     std::unique_ptr<kernels::PackedMatrix> router;  // [experts][hidden]
+    kernels::Buffer router_bias;                    // [experts], or empty
     std::vector<Expert> experts;
+    // Biases of all experts, or empty.
+    kernels::Buffer gate_up_bias;             // [experts][2*intermediate]: gate, then up
+    kernels::Buffer down_bias;                // [experts][hidden]
     std::unique_ptr<kernels::ExpertSet> set;  // of them; null where the backend has none
   };
 
@@ -46,6 +50,9 @@ class ExpertMlp {
   static absl::StatusOr<std::unique_ptr<ExpertMlp>> Create(const ModelConfig& config,
                                                            kernels::Backend& backend,
                                                            int64_t rows_max);
+
+  // The expert's matrices and biases, for MakeExpertSet.
+  static kernels::ExpertMatrices MatricesOf(const Layer& layer, int32_t expert);
 
   // hidden [m][hidden] += the layer of normed [m][hidden]. gate_up [m][2*intermediate] and activated [m][intermediate] are
   // scratch. Where the device fails meanwhile the rest is left out.

@@ -27,7 +27,8 @@ using kernels::DType;
 
 int64_t BytesOf(const TensorSpec& tensor, DType dtype) {
   // Norms, biases and routers are float32 (Decoder::Widen, PackRouter).
-  const bool is_wide = tensor.rows == 0 || tensor.role == TensorSpec::Role::kRouter;
+  const bool is_wide = tensor.rows == 0 || tensor.role == TensorSpec::Role::kRouter ||
+                       tensor.role == TensorSpec::Role::kBias;
   return std::max<int64_t>(tensor.rows, 1) * tensor.cols *
          static_cast<int64_t>(kernels::DTypeBytes(is_wide ? DType::kF32 : dtype));
 }

@@ -235,6 +235,12 @@ void TimedBackend::GeluTanhMul(const Tensor& gate_up, const Tensor& out) {
   inner_.GeluTanhMul(gate_up, out);
 }
 
+void TimedBackend::ClampedSwigluMul(const Tensor& gate_up, const kernels::ClampedSwiglu& by,
+                                    const Tensor& out) {
+  const Timer timer = Time(other_);
+  inner_.ClampedSwigluMul(gate_up, by, out);
+}
+
 void TimedBackend::RouteExperts(const Tensor& logits, bool normalize, int32_t* ids,
                                 const Tensor& weights) {
   const Timer timer = Time(other_);
@@ -343,9 +349,10 @@ void TimedBackend::StateMasses(const float* states, int64_t count, int32_t head_
 }
 
 void TimedBackend::FinishStates(std::span<const kernels::RetrievalQuery> queries,
-                                const float* states, int32_t head_dim, const kernels::Tensor& out) {
+                                const float* states, int32_t head_dim, const float* sinks,
+                                const kernels::Tensor& out) {
   const Timer timer = Time(attention_);
-  inner_.FinishStates(queries, states, head_dim, out);
+  inner_.FinishStates(queries, states, head_dim, sinks, out);
 }
 
 void TimedBackend::MeasureSelection(const kernels::MeasureSelectionArgs& args) {

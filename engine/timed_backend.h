@@ -53,8 +53,9 @@ class TimedBackend : public kernels::Backend {
 
   std::string name() const override { return inner_.name(); }
   std::string arithmetic() const override { return inner_.arithmetic(); }
-  std::string Refusal(const kernels::KvLayout& layout, int32_t num_heads) const override {
-    return inner_.Refusal(layout, num_heads);
+  std::string Refusal(const kernels::KvLayout& layout, int32_t num_heads,
+                      bool has_sinks) const override {
+    return inner_.Refusal(layout, num_heads, has_sinks);
   }
   int64_t AvailableBytes() const override { return inner_.AvailableBytes(); }
   kernels::Buffer Allocate(size_t size_bytes) override { return inner_.Allocate(size_bytes); }
@@ -79,7 +80,9 @@ class TimedBackend : public kernels::Backend {
   void CopyAllToDevice(std::span<const kernels::CopyPart> parts) override;
   std::unique_ptr<kernels::PackedMatrix> Pack(std::span<const kernels::HostMatrix> parts,
                                               kernels::DType compute) override;
-  bool ComputesStored() const override { return inner_.ComputesStored(); }
+  bool ComputesStored(kernels::WeightType type) const override {
+    return inner_.ComputesStored(type);
+  }
   std::unique_ptr<kernels::PackedMatrix> PackStored(std::span<const kernels::StoredMatrix> parts,
                                                     kernels::DType compute) override {
     return inner_.PackStored(parts, compute);
@@ -105,6 +108,8 @@ class TimedBackend : public kernels::Backend {
               const kernels::Tensor& out) override;
   void GeluTanhMul(const kernels::Tensor& gate_up, const kernels::Tensor& out) override;
   void SiluMul(const kernels::Tensor& gate_up, const kernels::Tensor& out) override;
+  void ClampedSwigluMul(const kernels::Tensor& gate_up, const kernels::ClampedSwiglu& by,
+                        const kernels::Tensor& out) override;
   void RouteExperts(const kernels::Tensor& logits, bool normalize, int32_t* ids,
                     const kernels::Tensor& weights) override;
   void GatherExpertRows(const kernels::Tensor& x, std::span<const int32_t> rows,
@@ -156,7 +161,7 @@ class TimedBackend : public kernels::Backend {
   void CompleteStates(const kernels::CompleteStatesArgs& args) override;
   void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override;
   void FinishStates(std::span<const kernels::RetrievalQuery> queries, const float* states,
-                    int32_t head_dim, const kernels::Tensor& out) override;
+                    int32_t head_dim, const float* sinks, const kernels::Tensor& out) override;
   void MeasureSelection(const kernels::MeasureSelectionArgs& args) override;
   std::unique_ptr<kernels::PackedTransformCode> PackTransformCode(
       const kernels::TransformCodeWeights& weights) override;

@@ -1,5 +1,5 @@
 // Exact causal attention over paged KV: out = softmax(scale * q Kᵀ) V, for decode and prefill
-// alike.
+// alike. With sinks the softmax's denominator has exp(sink) of the query head beside its scores'.
 //
 //   q, out [m][H*d] f32; keys and values in the blocks of each chunk's table (kv_layout.h)
 //   d 64, 80, 96 or 128 (any multiple of 16 up to 128 works); block_tokens a multiple of 16;
@@ -11,7 +11,7 @@
 //           are summed per lane; o adds weight * value in ascending order of tokens.
 //   split   AttentionSplitTokens(layout) tokens, from position 0 on: a fresh state
 //   (attention_state.h).
-//           States of splits are merged from left to right.
+//           States of splits are merged from left to right, and a sink into what comes of them.
 // A unit is always taken whole: keys past the query, or before its window, have weight zero. Units of
 // which a query sees nothing are left out. So one query's result is the same bits in decode and
 // prefill, however the prompt was cut and however splits went to threads.

@@ -35,6 +35,10 @@ void AttendRef(const Tensor& q, std::span<const AttentionChunk> chunks, const vo
           max = std::max(max, weights[t]);
         }
         double sum = 0;
+        if (chunk.sinks != nullptr) {
+          max = std::max<double>(max, chunk.sinks[head]);
+          sum = std::exp(chunk.sinks[head] - max);
+        }
         for (int32_t t = first; t < seen; ++t) sum += weights[t] = std::exp(weights[t] - max);
         for (int32_t j = 0; j < d; ++j) {
           double value = 0;

@@ -35,6 +35,18 @@ void FinishAttentionState(const float* state, int64_t head_dim, float* out) {
   for (int64_t i = 0; i < head_dim; ++i) out[i] = state[i] * scale;
 }
 
+void FinishAttentionState(const float* state, int64_t head_dim, float sink, float* out) {
+  const float max = state[head_dim], sum = state[head_dim + 1];
+  if (sum == 0) {
+    std::fill(out, out + head_dim, 0.0f);
+    return;
+  }
+  const float new_max = std::max(max, sink);
+  const float keep = std::exp2(max - new_max);
+  const float scale = keep / (sum * keep + std::exp2(sink - new_max));
+  for (int64_t i = 0; i < head_dim; ++i) out[i] = state[i] * scale;
+}
+
 float AttentionStateLogSumExp(const float* state, int64_t head_dim) {
   const float sum = state[head_dim + 1];
   if (sum == 0) return -std::numeric_limits<float>::infinity();

@@ -30,6 +30,9 @@ struct AttentionChunk {
   // Logical block -> block of the layer's pool. Attention does not look at blocks before that of FirstRead().
   std::span<const int32_t> block_table = {};
   int32_t window = 0;  // keys that a query sees, its own included; 0: all before it
+  // [H] in the device's memory: of each query head a logit in the softmax's denominator that has no key and no value
+  // (attention_state.h), as natural as scaled scores are. Null: none.
+  const float* sinks = nullptr;
 
   // The first key that the first query sees; no query sees one before it.
   constexpr int32_t FirstKey() const {
@@ -105,8 +108,8 @@ class SharedKv {
 
 class KvOps {
  public:
-  // Why a model with this KV cannot run here, as the end of a sentence; empty if it can.
-  virtual std::string Refusal(const KvLayout& layout, int32_t num_heads) const = 0;
+  // Why a model with this KV cannot run here, as the end of a sentence; empty if it can. `has_sinks`: so has a layer's attention.
+  virtual std::string Refusal(const KvLayout& layout, int32_t num_heads, bool has_sinks) const = 0;
 
   // Says that `pools` (shared memory, [num_pools]) are layers' KV: from here on they may be written by
   // operations and by CopyToDevice, and by the host only as SharedKv says. Null, and why in `why`: no memory, with the
@@ -150,7 +153,8 @@ class KvOps {
   }
 
   // Exact causal attention: out[m][H*d] = softmax(scale * q Kᵀ) V per head, over the chunks'
-  // blocks, whose rows of this step have been written. Query head h reads KV head h / (H/Hkv). All chunks have the same window.
+  // blocks, whose rows of this step have been written. Query head h reads KV head h / (H/Hkv). All chunks have the same window, and
+  // the same sinks.
   virtual void Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
                       const KvLayout& layout, float scale, const Tensor& out) = 0;
 

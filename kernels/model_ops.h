@@ -8,11 +8,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "kernels/dtype.h"
 #include "kernels/quantized.h"
+#include "kernels/silu_mul.h"
 #include "kernels/tensor.h"
 
 namespace winnow::kernels {
@@ -84,16 +86,19 @@ class ExpertSet {
 struct ExpertMatrices {
   const PackedMatrix* gate_up = nullptr;  // [2n][hidden]: gate, then up
   const PackedMatrix* down = nullptr;     // [hidden][n]
+  const float* gate_up_bias = nullptr;    // [2n], in the device's memory, or null
+  const float* down_bias = nullptr;       // [hidden], the same
 };
 
 struct RoutedExpertsArgs {
   const ExpertSet& experts;
   int32_t per_token = 0;
   bool normalize = false;
-  Tensor logits;  // [m][experts]
-  Tensor normed;  // [m][hidden]: what experts read
-  Tensor hidden;  // [m][hidden]: what they are added to
-  Tensor rows;    // [RoutedExpertRows()][hidden], scratch: what it holds afterwards is undefined
+  std::optional<ClampedSwiglu> clamped = {};  // gates are those of ClampedSwigluMul; else SiluMul's
+  Tensor logits;                              // [m][experts]
+  Tensor normed;                              // [m][hidden]: what experts read
+  Tensor hidden;                              // [m][hidden]: what they are added to
+  Tensor rows;  // [RoutedExpertRows()][hidden], scratch: what it holds afterwards is undefined
 };
 
 class ModelOps {
@@ -106,10 +111,10 @@ class ModelOps {
   // Null if the memory cannot be had. REQUIRES: for kF16, f16 sources.
   virtual std::unique_ptr<PackedMatrix> Pack(std::span<const HostMatrix> parts, DType compute) = 0;
 
-  // Whether PackStored takes blocks as they are.
-  virtual bool ComputesStored() const { return false; }
+  // Whether PackStored takes blocks of this type as they are.
+  virtual bool ComputesStored(WeightType type) const { return false; }
   // As Pack, for products that compute with quantised blocks as they are (CPU: quantized_matmul.h; CUDA: cuda/block_order.h,
-  // compute kBF16 only); plain parts are packed for `compute`. REQUIRES: ComputesStored(), and cols a multiple of 32 where blocks
+  // compute kBF16 only); plain parts are packed for `compute`. REQUIRES: ComputesStored of every type, and cols a multiple of 32 where blocks
   // are quantised.
   virtual std::unique_ptr<PackedMatrix> PackStored(std::span<const StoredMatrix> parts,
                                                    DType compute) {
@@ -135,9 +140,12 @@ class ModelOps {
   // y[i] += RmsNorm of x[i]. What x holds afterwards is undefined.
   virtual void AddRmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& y) = 0;
 
-  // out[m][n] = silu(gate) * up, where gate_up [m][2n] holds gate, then up; or gelu(gate) * up, by its tanh (silu_mul.h).
+  // out[m][n] = silu(gate) * up, where gate_up [m][2n] holds gate, then up; or gelu(gate) * up, by its tanh; or the clamped
+  // gate times the clamped up and one (silu_mul.h). REQUIRES: alpha and limit > 0.
   virtual void SiluMul(const Tensor& gate_up, const Tensor& out) = 0;
   virtual void GeluTanhMul(const Tensor& gate_up, const Tensor& out) = 0;
+  virtual void ClampedSwigluMul(const Tensor& gate_up, const ClampedSwiglu& by,
+                                const Tensor& out) = 0;
 
   // ---- a layer of experts, beside its products (experts.h) ----
 
@@ -155,8 +163,8 @@ class ModelOps {
   virtual void AddExpertRows(const Tensor& x, std::span<const int32_t> places,
                              const Tensor& weights, const Tensor& y) = 0;
 
-  // For AddRoutedExperts; null where the backend has no way for matrices of this kind, or no memory. They are not copied:
-  // REQUIRES: they outlive it.
+  // For AddRoutedExperts; null where the backend has no way for matrices of this kind, or with biases, or no memory. They are
+  // not copied: REQUIRES: they outlive it.
   virtual std::unique_ptr<ExpertSet> MakeExpertSet(std::span<const ExpertMatrices> experts) {
     return nullptr;
   }
@@ -166,7 +174,7 @@ class ModelOps {
   // Rows of scratch that AddRoutedExperts takes for so many slots, per_token for each row.
   virtual int64_t RoutedExpertRows(int64_t slots, int64_t experts) const { return slots; }
   // RouteExperts, each expert's Matmul and SiluMatmul of its rows, and AddExpertRows, where the host need not know what the
-  // router chose. False, and nothing done: not for so many rows, or with so little scratch.
+  // router chose. False, and nothing done: not for so many rows, with so little scratch, or for such gates.
   virtual bool AddRoutedExperts(const RoutedExpertsArgs& args) { return false; }
 
   // RmsNorm of x, then Matmul.

@@ -30,6 +30,7 @@ constexpr std::array<Traits, kNumWeightTypes> kTraits = {{
     {"Q4_K", {256, 144}},
     {"Q5_K", {256, 176}},
     {"Q6_K", {256, 210}},
+    {"MXFP4", {32, 17}},
     {"I4x32", {32, 20}},
     {"I4x128", {128, 68}},
     {"L4x32", {32, 20}},
@@ -159,6 +160,14 @@ void BlockQ6K(const std::byte* block, float* out) {
   }
 }
 
+// MXFP4 := scale[1] packed[16]
+void BlockMxfp4(const std::byte* block, float* out) {
+  const float scale = ToFloat(Mxfp4Scale(U8(block)));
+  for (int i = 0; i < 32; ++i) {
+    out[i] = scale * static_cast<float>(kDoubledE2M1[Nibble(block + 1, i)]);
+  }
+}
+
 // I4 := scale[2] zero[1] unused[1] packed[values / 2], 16 bytes for each 32 values as in Q4_0
 template <int kValues>
 void BlockI4(const std::byte* block, float* out) {
@@ -198,6 +207,8 @@ DequantizeBlock DequantizerOf(WeightType type) {
       return BlockQ5K;
     case WeightType::kQ6K:
       return BlockQ6K;
+    case WeightType::kMxfp4:
+      return BlockMxfp4;
     case WeightType::kI4x32:
       return BlockI4<32>;
     case WeightType::kI4x128:
@@ -218,6 +229,12 @@ DequantizeBlock DequantizerOf(WeightType type) {
 
 BlockSize BlockSizeOf(WeightType type) { return kTraits[static_cast<size_t>(type)].block; }
 const char* WeightTypeName(WeightType type) { return kTraits[static_cast<size_t>(type)].name; }
+
+BF16 Mxfp4Scale(uint8_t code) {
+  if (code == 255) return {.bits = 0x7fc0};
+  // Below 2^-126 numbers are subnormal: 2^-127 and 2^-128.
+  return {.bits = static_cast<uint16_t>(code < 2 ? 0x20 << code : (code - 1) << 7)};
+}
 
 bool IsFloat8(WeightType type) { return type == WeightType::kF8x32 || type == WeightType::kF8x128; }
 
@@ -265,6 +282,8 @@ BlockShape BlockShapeOf(WeightType type) {
       return {.values = 256, .group = 32, .bits = 8, .has_offset = true, .has_codes = true};
     case WeightType::kQ6K:
       return {.values = 256, .group = 16, .bits = 8, .bias = 32, .has_codes = true};
+    case WeightType::kMxfp4:
+      return {.values = 32, .group = 32, .bits = 4, .bias = 12, .has_table = true};
     // Codes, because the product of scale and zero point is no float16.
     case WeightType::kI4x32:
       return {.values = 32, .group = 32, .bits = 4, .has_offset = true, .has_codes = true};
@@ -330,6 +349,10 @@ void SplitBlock(WeightType type, const std::byte* block, BlockParts* parts) {
       parts->scale = half(208);
       for (int g = 0; g < 16; ++g) parts->scale_codes[g] = I8(block + 192 + g);
       for (int i = 0; i < 256; ++i) q[i] = static_cast<uint8_t>(SixBits(block, i));
+      return;
+    case WeightType::kMxfp4:
+      parts->scale = Mxfp4Scale(U8(block)).bits;
+      for (int i = 0; i < 32; ++i) q[i] = static_cast<uint8_t>(Nibble(block + 1, i));
       return;
     case WeightType::kI4x32:
     case WeightType::kI4x128:

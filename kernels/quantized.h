@@ -29,6 +29,7 @@ enum class WeightType : uint8_t {
   kQ4K,     // blocks of 256: 8 groups of 32, each with a 6-bit scale and a 6-bit offset; 4 bits
   kQ5K,     // the same with 5 bits
   kQ6K,     // blocks of 256: 16 groups of 16, each with an 8-bit signed scale; 6 bits - 32
+  kMxfp4,   // power of two · 4-bit float (E2M1), blocks of 32
   kI4x32,   // scale · (4 bits - zero point), blocks of 32; in no file
   kI4x128,  // the same, blocks of 128
   kL4x32,   // scale · (4 bits - 8) + offset, of 8 significant bits each, blocks of 32; in no file
@@ -36,8 +37,8 @@ enum class WeightType : uint8_t {
   kF8x128,  // the same, blocks of 128
   kI8x128,  // as Q8_0, with one scale for each 128 values; in no file. For W8A8 (int8_matmul.h)
 };
-inline constexpr int kNumWeightTypes = 17;
-inline constexpr int kNumGgufTypes = 11;  // the first ones
+inline constexpr int kNumWeightTypes = 18;
+inline constexpr int kNumGgufTypes = 12;  // the first ones
 
 // Size of one block: how many values it holds, in how many bytes. A plain type has blocks of one value.
 struct BlockSize {
@@ -61,14 +62,22 @@ int64_t WeightRowBytes(WeightType type, int64_t cols);
 // out[i] = value i of the row, i < cols. REQUIRES: as WeightRowBytes.
 void DequantizeRow(WeightType type, const std::byte* row, int64_t cols, float* out);
 
+// Twice the value of each E2M1 number, which is an integer: sign, two bits of exponent, one of mantissa.
+inline constexpr int8_t kDoubledE2M1[16] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                            0, -1, -2, -3, -4, -6, -8, -12};
+// What a block of kMxfp4 multiplies them by, half of its E8M0 scale: 2^(code - 128). NaN for 255. bfloat16 has all of them.
+BF16 Mxfp4Scale(uint8_t code);
+
 // ---- the parts of a block, for products that compute with the integers ----
 //
 // Value i of a block is s·(q[i] - bias) + o, with the scale s and the offset o of its group of values.
 struct BlockShape {
-  int64_t values = 0;       // of a block: 32 or 256
-  int64_t group = 0;        // values of one scale: 32, of Q6_K 16
-  int32_t bits = 0;         // of an integer as it is packed for products: 4, or 8 for more than 4
-  int32_t bias = 0;         // what is taken from an integer
+  int64_t values = 0;  // of a block: 32 or 256
+  int64_t group = 0;   // values of one scale: 32, of Q6_K 16
+  int32_t bits = 0;    // of an integer as it is packed for products: 4, or 8 for more than 4
+  int32_t bias = 0;    // what is taken from an integer
+  // Packed integers are places in kDoubledE2M1, to whose numbers `bias` is added, and scales are bfloat16.
+  bool has_table = false;
   bool has_offset = false;  // else o = 0
   bool has_codes =
       false;  // s = scale · scale_code[group], o = -offset · offset_code[group]; else s = scale, o = offset
@@ -79,7 +88,7 @@ BlockShape BlockShapeOf(WeightType type);
 
 struct BlockParts {
   uint8_t integers[256];
-  uint16_t scale = 0, offset = 0;  // f16
+  uint16_t scale = 0, offset = 0;  // f16; bfloat16 with has_table
   int8_t scale_codes[16];          // with has_codes: of each group
   uint8_t offset_codes[16];
 };

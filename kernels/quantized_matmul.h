@@ -14,7 +14,7 @@
 // The rounding of x is the only loss beside float32's: per value at most half a 127th of its 32's largest.
 //
 // Reads the weights once when they are more than the caches hold and m is small. Bytes a weight, packed: Q4_0 0.56,
-// Q4_1 0.63, Q4_K 0.58, Q5_0 and Q8_0 1.06, Q5_1 1.13, Q5_K 1.08, Q6_K 1.07. What the file packs in 5 and 6 bits takes 8.
+// Q4_1 0.63, MXFP4 0.56, Q4_K 0.58, Q5_0 and Q8_0 1.06, Q5_1 1.13, Q5_K 1.08, Q6_K 1.07. What the file packs in 5 and 6 bits takes 8.
 #ifndef WINNOW_KERNELS_QUANTIZED_MATMUL_H_
 #define WINNOW_KERNELS_QUANTIZED_MATMUL_H_
 

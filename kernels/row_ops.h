@@ -5,7 +5,7 @@
 //   MergeStates     of two such parts
 //   CompleteStates  adds what a summary estimates for the mid tokens that were not read; or
 //   MergeTails      the same by tables of cells
-//   FinishStates    makes of a state a row of attention
+//   FinishStates    makes of a state a row of attention, and merges a model's sinks
 //
 // A state is the attention over a part of the keys with its maximum and sum (attention_state.h); states lie in the device's
 // memory, [queries][H]. Rows are given by their addresses or as tokens of a pool: RowSource (kernels/retrieval.h). `q` is
@@ -29,7 +29,8 @@ struct AttendRowsArgs {
   float scale = 0;
   float* states =
       nullptr;  // [queries][H][AttentionStateFloats(d)]; the state of no keys where there are no rows
-  Tensor out = {};  // [m][H*d]: the queries' rows, finished. REQUIRES: rows are tokens
+  Tensor out = {};               // [m][H*d]: the queries' rows, finished. REQUIRES: rows are tokens
+  const float* sinks = nullptr;  // of `out`: FinishStates has them
 };
 
 struct CompleteStatesArgs {
@@ -71,9 +72,10 @@ class RowOps {
                           int32_t head_dim, float* states) = 0;
 
   // out row of each query [H*d] = the states' attention; zeros where a state is of no keys. The states' last use: they may
-  // or may not have been merged in memory.
+  // or may not have been merged in memory. `sinks`: as AttentionChunk's (kv_ops.h). They are merged here, after everything
+  // else: masses are of keys alone, and the share of attention that was read is counted without them.
   virtual void FinishStates(std::span<const RetrievalQuery> queries, const float* states,
-                            int32_t head_dim, const Tensor& out) = 0;
+                            int32_t head_dim, const float* sinks, const Tensor& out) = 0;
 
  protected:
   ~RowOps() = default;

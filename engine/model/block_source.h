@@ -1,4 +1,4 @@
-// Matrices that lie in several tensors of a safetensors file, values and scales apart.
+// Matrices that lie in several tensors of a safetensors file, values and scales apart, or transposed in one.
 #ifndef WINNOW_ENGINE_MODEL_BLOCK_SOURCE_H_
 #define WINNOW_ENGINE_MODEL_BLOCK_SOURCE_H_
 
@@ -13,7 +13,7 @@ namespace winnow::engine {
 class BlockSource {
  public:
   virtual ~BlockSource() = default;
-  // Type of the blocks, and of what the file holds.
+  // Type of the blocks, and of what the file holds; of a transposed matrix its plain type, whose blocks are values.
   virtual kernels::WeightType block_type() const = 0;
   // Row `row` as values: out [columns]. Those of its blocks, where it has blocks.
   virtual void WriteValues(int64_t row, float* out) const = 0;

@@ -191,15 +191,19 @@ void ReadExperts(const ArchitectureKeys& of, const ModelFamily& family, ModelCon
       keys.Int(of("expert_feed_forward_length"), absent, 1, kIntermediateMax);
   // llama.cpp normalises the weights of both architectures, and writes the key for neither.
   experts.normalized = keys.OptionalBool(of("expert_weights_norm")).value_or(true);
+  if (family.experts->clamps) experts.clamped.emplace();  // files have no keys for it
   const double scale = keys.Number(of("expert_weights_scale"), 1.0, -1e9, 1e9);
   if (scale != 0 && scale != 1) {
     keys.Fail(kUnimplemented, of("expert_weights_scale"),
               Concat(scale, " is not supported; it must be 1"));
   }
   const int64_t gating = keys.Int(of("expert_gating_func"), 1, 0, INT32_MAX);
-  if (gating != 0 && gating != 1) {
+  if (gating == 3) experts.normalized = true;
+  if (gating != 0 && gating != 1 && gating != 3) {
     keys.Fail(kUnimplemented, of("expert_gating_func"),
-              Concat(gating, " is not supported; it must be 1, the softmax"));
+              Concat(gating,
+                     " is not supported; it must be 1, the softmax of all, or 3, the "
+                     "softmax of those chosen"));
   }
 }
 
@@ -385,6 +389,7 @@ void ReadRopeScaling(const ArchitectureKeys& of, const ModelFamily& family,
   scaling.original_max_position_embeddings =
       keys.Number(of("rope.scaling.original_context_length"), config.max_position_embeddings, 1.0,
                   kPositionsMax);
+  scaling.truncate = family.yarn_truncates_in_gguf;
   scaling.beta_fast = keys.Number(of("rope.scaling.yarn_beta_fast"), 32.0, 0.0, kRopeFactorMax);
   scaling.beta_slow = keys.Number(of("rope.scaling.yarn_beta_slow"), 1.0, 0.0, kRopeFactorMax);
   // config.json's mscale_all_dim, with an mscale of 1.
@@ -494,7 +499,7 @@ absl::Status ReadTensors(const ArchitectureKeys& of, const ModelFamily& family,
   bool mixed = false;
   for (const GgufTensor& tensor : contents.tensors()) {
     // Norms and biases, which are widened anyway, and routers, whose products are exact.
-    if (tensor.num_dims < 2) continue;
+    if (tensor.num_dims < 2 || tensor.name.ends_with(".bias")) continue;
     if (family.experts != nullptr && tensor.name.ends_with(Concat(names.router.gguf, ".weight"))) {
       continue;
     }

@@ -29,10 +29,8 @@ std::string SupportedTypes() {
 
 absl::StatusOr<WeightMatrix> CheckTensor(const GgufFile& file, const GgufTensor& tensor,
                                          const TensorSpec& spec, const ModelConfig& config) {
-  std::vector<uint64_t> expected = {static_cast<uint64_t>(spec.cols)};
-  if (spec.rows != 0) expected.push_back(static_cast<uint64_t>(spec.FileRows()));
-  if (spec.num_experts != 0) expected.push_back(static_cast<uint64_t>(spec.num_experts));
-  const std::vector<uint64_t> shape(tensor.dims.begin(), tensor.dims.begin() + tensor.num_dims);
+  const std::vector<int64_t> expected = spec.GgufDims();
+  const std::vector<int64_t> shape(tensor.dims.begin(), tensor.dims.begin() + tensor.num_dims);
   if (shape != expected) {
     return absl::InvalidArgumentError(
         Concat(Place(file, tensor), "dimensions [", absl::StrJoin(shape, ", "), "], expected [",

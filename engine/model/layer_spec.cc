@@ -14,7 +14,6 @@ std::string UnsupportedProperty(const LayerSpec& layer) {
   if (layer.mlp == LayerSpec::Mlp::kExperts && layer.NormsAfter()) {
     return "norms after attention and experts";
   }
-  if (layer.mlp == LayerSpec::Mlp::kExperts && layer.mlp_bias) return "biases of experts";
   if (layer.mlp == LayerSpec::Mlp::kGatedGelu && !layer.NormsAfter()) {
     return "gelu without a norm after the MLP";
   }

@@ -37,7 +37,8 @@ struct LayerSpec {
   bool qk_norm_whole = false;  // with qk_norm: all heads of Q are normed as one, and those of K
   bool qkv_bias = false;
   bool o_bias = false;
-  bool mlp_bias = false;  // of kGatedSilu and kGatedGelu
+  bool mlp_bias = false;  // of kExperts the router's, too
+  bool sinks = false;     // attention has a learned logit of each query head in its denominator
 
   // Whether attention sees all tokens: a policy may choose among them then. Those of a window are few, and all read.
   bool SeesAll() const { return window == 0; }

@@ -333,6 +333,19 @@ void ReadExperts(JsonKeys& keys, const ModelFamily& family, ModelConfig& config)
       of.has_own_size ? keys.Int("moe_intermediate_size", of.size_absent, 1, kIntermediateMax)
                       : config.intermediate_size;
   experts.normalized = of.normalizes || keys.Bool("norm_topk_prob", false);
+  if (of.clamps) {
+    kernels::ClampedSwiglu& clamped = experts.clamped.emplace();
+    const auto read = [&](std::string_view key, float absent) {
+      return static_cast<float>(keys.Number(key, double{absent}, kMultiplierMin, kMultiplierMax));
+    };
+    clamped = {read("swiglu_alpha", clamped.alpha), read("swiglu_limit", clamped.limit)};
+    // Says the same once more.
+    constexpr std::string_view kOtherName = "experts_per_token";
+    if (keys.Find(kOtherName) != nullptr &&
+        keys.Int(kOtherName, {}, 1, kExpertsMax) != experts.per_token) {
+      keys.Fail(kInvalid, kOtherName, Concat("is not num_experts_per_tok, ", experts.per_token));
+    }
+  }
   if (keys.status().ok() && experts.per_token > experts.count) {
     keys.Fail(kInvalid, "num_experts_per_tok",
               Concat(experts.per_token, " of ", experts.count, " experts"));
@@ -588,7 +601,7 @@ std::string FirstGgufFile(const std::string& directory) {
 // Keys of these families' files that do not change what a forward pass computes: of training, of
 // generation, of the classes that transformers loads, and what its older versions wrote of every
 // model. pretraining_tp only cuts products into parts.
-constexpr std::array<std::string_view, 84> kHarmlessKeys = {
+constexpr std::array<std::string_view, 85> kHarmlessKeys = {
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_commit_hash",
@@ -617,6 +630,7 @@ constexpr std::array<std::string_view, 84> kHarmlessKeys = {
     "hidden_dropout",
     "hidden_dropout_prob",
     "id2label",
+    "initial_context_length",  // rope_scaling has it, too
     "initializer_range",
     "is_decoder",
     "is_encoder_decoder",
@@ -681,7 +695,7 @@ struct ChangingKey {
   std::string_view key;
   std::optional<double> neutral;
 };
-constexpr std::array<ChangingKey, 38> kChangingKeys = {{
+constexpr std::array<ChangingKey, 41> kChangingKeys = {{
     {"alibi", {}},
     {"attention_chunk_size", {}},
     {"attention_multiplier", {}},
@@ -691,6 +705,7 @@ constexpr std::array<ChangingKey, 38> kChangingKeys = {{
     {"clip_qkv", {}},
     {"dim_model_base", {}},
     {"embedding_multiplier", 1.0},
+    {"experts_per_token", 0.0},
     {"final_logit_softcapping", {}},
     {"full_attn_mod", 1.0},
     {"interpolate_factor", 1.0},
@@ -715,6 +730,8 @@ constexpr std::array<ChangingKey, 38> kChangingKeys = {{
     {"scale_depth", {}},
     {"scale_emb", 1.0},
     {"sliding_window_pattern", {}},
+    {"swiglu_alpha", {}},
+    {"swiglu_limit", {}},
     {"use_alibi", {}},
     {"use_bidirectional_attention", {}},
     {"use_mup", {}},

@@ -34,6 +34,7 @@
 #include "engine/model/rope.h"
 #include "engine/model/weight_scheme.h"
 #include "kernels/dtype.h"
+#include "kernels/silu_mul.h"
 
 namespace winnow::engine {
 
@@ -51,6 +52,7 @@ struct ExpertsConfig {
   int32_t per_token = 0;          // 1 to count
   int32_t intermediate_size = 0;  // of one
   bool normalized = false;        // weights are divided by the sum of the chosen ones
+  std::optional<kernels::ClampedSwiglu> clamped = {};  // the gate of their MLPs; absent: silu
 
   bool operator==(const ExpertsConfig&) const = default;
 };
@@ -75,6 +77,7 @@ struct ModelConfig {
     kErnie,
     kMixtral,
     kQwen3Moe,
+    kGptOss,
   };
   Family family = Family::kLlama;
   std::string architecture;  // "LlamaForCausalLM"

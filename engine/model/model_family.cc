@@ -85,6 +85,19 @@ constexpr LayerTensorNames kQwen3MoeTensors = [] {
   return names;
 }();
 
+constexpr LayerTensorNames kGptOssTensors = [] {
+  LayerTensorNames names = kLlamaTensors;
+  names.mlp_norm.gguf = "post_attention_norm";
+  names.router = {"mlp.router", "ffn_gate_inp"};
+  names.experts = "mlp.experts";
+  names.expert_gate = {"gate_up_proj", "ffn_gate_exps"};
+  names.expert_up = {"gate_up_proj", "ffn_up_exps"};
+  names.expert_down = {"down_proj", "ffn_down_exps"};
+  names.stacks_experts = true;
+  names.sinks = {"self_attn.sinks", "attn_sinks"};
+  return names;
+}();
+
 constexpr ExpertKeys kMixtralExperts = {
     .count_absent = 8, .per_token_absent = 2, .normalizes = true};
 constexpr ExpertKeys kQwen3MoeExperts = {.has_own_size = true,
@@ -93,11 +106,18 @@ constexpr ExpertKeys kQwen3MoeExperts = {.has_own_size = true,
                                          .per_token_absent = 8,
                                          .has_dense_layers = true};
 
+constexpr ExpertKeys kGptOssExperts = {
+    .count_absent = 128, .per_token_absent = 4, .normalizes = true, .clamps = true};
+
+constexpr std::string_view kGptOssRope =
+    R"({"rope_type": "yarn", "factor": 32, "beta_fast": 32, "beta_slow": 1, "truncate": false,
+        "original_max_position_embeddings": 4096})";
+
 constexpr std::string_view kMinistral3Rope =
     R"({"rope_type": "yarn", "rope_theta": 1000000, "factor": 16, "original_max_position_embeddings": 16384,
         "mscale": 1, "mscale_all_dim": 1, "llama_4_scaling_beta": 0.1})";
 
-constexpr std::array<ModelFamily, 18> kFamilies = {{
+constexpr std::array<ModelFamily, 19> kFamilies = {{
     {.family = ModelConfig::Family::kLlama,
      .name = "Llama",
      .architecture = "LlamaForCausalLM",
@@ -327,6 +347,28 @@ constexpr std::array<ModelFamily, 18> kFamilies = {{
      .experts = &kQwen3MoeExperts,
      .layer = {.mlp = LayerSpec::Mlp::kExperts, .qk_norm = true},
      .tensors = &kQwen3MoeTensors},
+    {.family = ModelConfig::Family::kGptOss,
+     .name = "gpt-oss",
+     .architecture = "GptOssForCausalLM",
+     .model_type = "gpt_oss",
+     .gguf_name = "gpt-oss",
+     .vocab_absent = 201088,
+     .heads_absent = 64,
+     .positions_absent = 131072,
+     .kv_heads_absent = 8,
+     .head_dim_absent = 64,
+     .rms_norm_eps_absent = 1e-5,
+     .rope_theta_absent = 150000.0,
+     .windows = {.layers = WindowLayers::kAllBut, .absent = 128, .but = 2},
+     .rope_absent = kGptOssRope,
+     .yarn_truncates_in_gguf = false,
+     .experts = &kGptOssExperts,
+     .layer = {.mlp = LayerSpec::Mlp::kExperts,
+               .qkv_bias = true,
+               .o_bias = true,
+               .mlp_bias = true,
+               .sinks = true},
+     .tensors = &kGptOssTensors},
 }};
 
 }  // namespace

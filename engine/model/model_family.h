@@ -27,6 +27,9 @@ struct LayerTensorNames {
   TensorName router = {};
   std::string_view experts = {};
   TensorName expert_gate = {}, expert_up = {}, expert_down = {};
+  // A directory has the matrices of all experts in one tensor, with gate and up in turn (TensorSpec::Stack): "mlp.experts.gate_up_proj".
+  bool stacks_experts = false;
+  TensorName sinks = {};  // where LayerSpec::sinks; no suffix stands behind a directory's
 };
 
 // The keys of config.json about experts, and what absent ones mean.
@@ -38,6 +41,7 @@ struct ExpertKeys {
   int32_t per_token_absent = 0;   // num_experts_per_tok
   bool normalizes = false;        // always; else norm_topk_prob says it, and absent means no
   bool has_dense_layers = false;  // decoder_sparse_step and mlp_only_layers
+  bool clamps = false;            // the gate, by swiglu_alpha and swiglu_limit
 };
 
 struct ModelFamily {
@@ -104,7 +108,8 @@ struct ModelFamily {
   double rotary_share_absent = 1.0;  // partial_rotary_factor
   // rope_parameters where a file has none, as JSON. "": those of the reference's default, without scaling.
   std::string_view rope_absent = {};
-  bool scales_queries = false;  // QueryScaling, else refused
+  bool yarn_truncates_in_gguf = true;  // RopeScaling::truncate, for which GGUF files have no key
+  bool scales_queries = false;         // QueryScaling, else refused
   // Layers with a window rotate by the second RoPE set: rope_parameters have an object for each layer type, and what
   // rope_scaling says is of the others.
   bool has_rope_by_type = false;

@@ -152,6 +152,9 @@ void AddFactors(const ModelConfig& config, Sha256* digest) {
     digest->Add(fmt::format("experts {} normalized {}\n", config.experts.per_token,
                             config.experts.normalized));
   }
+  if (const auto& clamped = config.experts.clamped; clamped.has_value()) {
+    digest->Add(fmt::format("clamped swiglu {:.9g} {:.9g}\n", clamped->alpha, clamped->limit));
+  }
   if (config.norms_add_one) digest->Add("norms add one\n");
   const RopeScaling& scaling = config.ropes[0].scaling;
   if (scaling.kind == RopeScaling::Kind::kLongRope) {

@@ -84,9 +84,9 @@ Distribution DistributionOf(const TensorSpec& spec, const ModelConfig& config) {
     }
     case Role::kRouter:
     case Role::kMatrix: {
-      const bool writes_residual = spec.name.ends_with("o_proj.weight") ||
-                                   spec.name.ends_with("down_proj.weight") ||
-                                   spec.name.ends_with(".w2.weight");
+      const bool writes_residual =
+          spec.name.ends_with("o_proj.weight") || spec.name.ends_with("down_proj.weight") ||
+          spec.name.ends_with("experts.down_proj") || spec.name.ends_with(".w2.weight");
       const float inputs =
           static_cast<float>(spec.cols) *
           (writes_residual ? 2.0f * static_cast<float>(config.num_layers()) : 1.0f);
@@ -176,7 +176,9 @@ class Output {
 };
 
 uint64_t ValuesOf(const TensorSpec& spec) {
-  return static_cast<uint64_t>(std::max<int64_t>(spec.rows, 1)) * spec.cols;
+  uint64_t values = 1;
+  for (const int64_t size : spec.FileShape()) values *= static_cast<uint64_t>(size);
+  return values;
 }
 
 struct Shard {
@@ -224,8 +226,7 @@ std::string HeaderOf(const Shard& shard, DType dtype) {
     const uint64_t end = offset + ValuesOf(spec) * kernels::DTypeBytes(dtype);
     OrderedJson& entry = header[spec.name];
     entry["dtype"] = type;
-    entry["shape"] = spec.rows == 0 ? OrderedJson::array({spec.cols})
-                                    : OrderedJson::array({spec.rows, spec.cols});
+    entry["shape"] = spec.FileShape();
     entry["data_offsets"] = OrderedJson::array({offset, end});
     offset = end;
   }

@@ -29,7 +29,7 @@ int64_t CopyBytes(const WeightMatrix& from, DType dtype) {
 
 // Row `row` of the copy. `values` [cols] is scratch.
 void CopyRow(const WeightMatrix& from, int64_t row, DType dtype, float* values, std::byte* to) {
-  if (kernels::PlainType(from.type)) {
+  if (kernels::PlainType(from.type) && from.source == nullptr) {
     std::memcpy(to, from.RowInFile(row), kernels::WeightRowBytes(from.type, from.cols));
     return;
   }
@@ -39,8 +39,9 @@ void CopyRow(const WeightMatrix& from, int64_t row, DType dtype, float* values, 
     return;
   }
   for (int64_t i = 0; i < from.cols; ++i) {
-    const kernels::BF16 value = kernels::ToBF16(values[i]);
-    std::memcpy(to + i * static_cast<int64_t>(sizeof(value)), &value, sizeof(value));
+    const uint16_t bits =
+        dtype == DType::kF16 ? kernels::ToF16(values[i]).bits : kernels::ToBF16(values[i]).bits;
+    std::memcpy(to + i * static_cast<int64_t>(sizeof(bits)), &bits, sizeof(bits));
   }
 }
 
@@ -55,7 +56,7 @@ HostMatrix WeightMatrix::host() const {
 
 int64_t WeightMatrix::FileRow(int64_t row) const {
   WINNOW_CHECK(row >= 0 && row < rows);
-  if (head_order == HeadOrder::kRotated) return first_row + row;
+  if (head_order == HeadOrder::kRotated) return first_row + row * row_step;
   const int64_t d = rows / heads, in_head = row % d;
   const int64_t half = in_head / (d / 2), j = in_head % (d / 2);  // row j of a half
   const int64_t pairs = rotary_dim / 2;

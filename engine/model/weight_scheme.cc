@@ -31,12 +31,15 @@ class SchemeReader {
       scheme = ReadAwq();
     } else if (method == "fp8") {
       scheme = ReadFloat8();
+    } else if (method == "mxfp4") {
+      scheme = Mxfp4Scheme{};
     } else if (method == "compressed-tensors") {
       scheme = ReadCompressedTensors();
     } else {
-      Lack("quant_method", Concat("quantised weights (", ShortDump(method),
-                                  ") are not supported; winnow reads compressed-tensors, gptq, awq "
-                                  "and fp8"));
+      Lack("quant_method",
+           Concat("quantised weights (", ShortDump(method),
+                  ") are not supported; winnow reads compressed-tensors, gptq, awq, "
+                  "fp8 and mxfp4"));
     }
     if (failed_) return std::nullopt;
     return scheme;

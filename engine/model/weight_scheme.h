@@ -32,10 +32,15 @@ struct Float8Scheme {
   bool operator==(const Float8Scheme&) const = default;
 };
 
-using WeightScheme = std::variant<IntegerScheme, Float8Scheme>;
+// 4-bit floats of experts (mxfp4_matrix.h). Which tensors they are the file's own names say.
+struct Mxfp4Scheme {
+  bool operator==(const Mxfp4Scheme&) const = default;
+};
+
+using WeightScheme = std::variant<IntegerScheme, Float8Scheme, Mxfp4Scheme>;
 
 // The scheme of config.json's object `key`, absent if there is none. Unimplemented, through `keys`, names the key that asks
-// for a lacking feature. Read are compressed-tensors (int-quantized, pack-quantized, float-quantized), gptq, awq and fp8.
+// for a lacking feature. Read are compressed-tensors (int-quantized, pack-quantized, float-quantized), gptq, awq, fp8 and mxfp4.
 std::optional<WeightScheme> ReadWeightScheme(JsonKeys& keys, std::string_view key);
 
 }  // namespace winnow::engine

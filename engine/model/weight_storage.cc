@@ -53,8 +53,12 @@ int64_t VectorBytes(const Weights& weights) {
     for (const WeightMatrix* vector :
          {&layer.attention_norm, &layer.attention_out_norm, &layer.mlp_out_norm, &layer.q_bias,
           &layer.k_bias, &layer.v_bias, &layer.q_norm, &layer.k_norm, &layer.o_bias,
-          &layer.mlp_norm, &layer.gate_bias, &layer.up_bias, &layer.down_bias, &layer.router}) {
+          &layer.mlp_norm, &layer.gate_bias, &layer.up_bias, &layer.down_bias, &layer.router,
+          &layer.router_bias, &layer.sinks}) {
       sum += values(*vector);
+    }
+    for (const ExpertWeights& expert : layer.experts) {
+      sum += values(expert.gate_bias) + values(expert.up_bias) + values(expert.down_bias);
     }
   }
   return sum * static_cast<int64_t>(sizeof(float));
@@ -171,6 +175,18 @@ absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights) {
   return absl::OkStatus();
 }
 
+std::vector<WeightType> StoredTypes(WeightStorage storage, const Weights& weights) {
+  std::vector<WeightType> types;
+  if (storage != WeightStorage::kStored) return types;
+  ForEachMatrix(weights, [&](const WeightMatrix& matrix, bool) {
+    if (!IsQuantized(matrix) || std::find(types.begin(), types.end(), matrix.type) != types.end()) {
+      return;
+    }
+    types.push_back(matrix.type);
+  });
+  return types;
+}
+
 int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute) {
   int64_t bytes = VectorBytes(weights);
   ForEachMatrix(weights, [&](const WeightMatrix& matrix, bool is_output) {
@@ -185,6 +201,9 @@ int64_t ExpertStorageBytes(WeightStorage storage, const Weights& weights, kernel
     for (const ExpertWeights& expert : layer.experts) {
       for (const WeightMatrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
         bytes += MatrixBytes(storage, *matrix, /*is_output=*/false, compute);
+      }
+      for (const WeightMatrix* bias : {&expert.gate_bias, &expert.up_bias, &expert.down_bias}) {
+        if (bias->data != nullptr) bytes += bias->rows * static_cast<int64_t>(sizeof(float));
       }
     }
   }
@@ -217,7 +236,7 @@ absl::StatusOr<StoredParts> StoredPartsOf(WeightStorage storage,
   StoredParts stored;
   for (const WeightMatrix& matrix : parts) {
     kernels::StoredMatrix part{.type = matrix.type, .cols = matrix.cols, .rows = {}};
-    const bool rounds = Rounds(storage) && matrix.source == nullptr;
+    const bool rounds = Rounds(storage) && !HasIntegersFor(storage, matrix);
     if (!rounds && matrix.source == nullptr) {
       for (int64_t row = 0; row < matrix.rows; ++row) part.rows.push_back(matrix.RowInFile(row));
       stored.parts.push_back(std::move(part));

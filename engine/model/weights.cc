@@ -20,6 +20,9 @@
 #include "engine/model/gguf_weights.h"
 #include "engine/model/grouped_integers_tensors.h"
 #include "engine/model/model_family.h"
+#include "engine/model/mxfp4_matrix.h"
+#include "engine/model/stacked_matrix.h"
+#include "kernels/check.h"
 
 namespace winnow::engine {
 namespace {
@@ -159,9 +162,7 @@ std::string ShapeText(const auto& shape) { return Concat("[", absl::StrJoin(shap
 
 absl::StatusOr<WeightMatrix> CheckTensor(const SafetensorsFile& file, const SafetensorsEntry& entry,
                                          const TensorSpec& spec) {
-  std::vector<uint64_t> expected;
-  if (spec.rows != 0) expected.push_back(spec.FileRows());
-  expected.push_back(spec.cols);
+  const std::vector<int64_t> expected = spec.FileShape();
   if (!std::equal(expected.begin(), expected.end(), entry.shape.begin(), entry.shape.end())) {
     return absl::InvalidArgumentError(Concat(TensorPlace(file, entry), "shape ",
                                              ShapeText(entry.shape), ", expected ",
@@ -177,6 +178,37 @@ absl::StatusOr<WeightMatrix> CheckTensor(const SafetensorsFile& file, const Safe
                       std::max<int64_t>(spec.rows, 1), spec.cols};
 }
 
+// The tensor that `spec` shares with all experts: plain, or by a scheme in several. NotFound: it is neither.
+absl::StatusOr<WeightMatrix> TakeStack(const std::optional<WeightScheme>& scheme,
+                                       const TensorSpec& spec, const std::string& file_of_missing,
+                                       const TakeTensor& take,
+                                       std::vector<std::unique_ptr<BlockSource>>* sources) {
+  const std::optional<FileTensor> found = take(spec.name);
+  const bool is_bias = spec.role == TensorSpec::Role::kBias;
+  if (found.has_value()) {
+    WINNOW_ASSIGN_OR_RETURN(WeightMatrix matrix, CheckTensor(*found->file, found->entry, spec));
+    if (is_bias) return matrix;
+    sources->push_back(std::make_unique<StackedMatrix>(
+        matrix.data, *kernels::PlainType(matrix.type), spec.cols, spec.stack->columns));
+    matrix.source = sources->back().get();
+    return matrix;
+  }
+  if (is_bias || !scheme.has_value() || !std::holds_alternative<Mxfp4Scheme>(*scheme)) {
+    return absl::NotFoundError(
+        Concat(file_of_missing, ": tensor ", ShortDump(spec.name), " is missing"));
+  }
+  WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<Mxfp4Matrix> matrix,
+                          Mxfp4Matrix::Take(spec.name, file_of_missing, spec.num_experts,
+                                            spec.stack->columns, spec.cols, take));
+  const WeightMatrix whole{.data = matrix->blocks(),
+                           .type = matrix->block_type(),
+                           .rows = spec.rows,
+                           .cols = spec.cols,
+                           .source = matrix.get()};
+  sources->push_back(std::move(matrix));
+  return whole;
+}
+
 // Takes a matrix whose values are no plain ones, by the scheme; `found`: the tensor of its plain name, if there is one.
 // False: it is plain, or is not there.
 absl::StatusOr<bool> TakeQuantized(const WeightScheme& scheme, const TensorSpec& spec,
@@ -185,6 +217,7 @@ absl::StatusOr<bool> TakeQuantized(const WeightScheme& scheme, const TensorSpec&
   const std::string_view base = std::string_view(spec.name).substr(0, spec.name.rfind('.'));
   std::unique_ptr<BlockSource> source;
   const void* values = nullptr;
+  if (std::holds_alternative<Mxfp4Scheme>(scheme)) return false;  // TakeStack has those
   if (const auto* integers = std::get_if<IntegerScheme>(&scheme)) {
     WINNOW_ASSIGN_OR_RETURN(
         auto matrix, TakeGroupedIntegers(*integers, base, found, spec.FileRows(), spec.cols, take));
@@ -223,6 +256,10 @@ bool IsEmptyBias(const FileTensor& tensor, const ModelConfig& config) {
 void SetPart(const ModelConfig& config, const TensorSpec& spec, WeightMatrix* matrix) {
   if (spec.rows != 0) matrix->rows = spec.rows;
   matrix->first_row = spec.first_row;
+  if (spec.stack.has_value()) {
+    matrix->first_row = spec.expert * spec.stack->columns + spec.stack->first;
+    matrix->row_step = spec.stack->step;
+  }
   SetHeadOrder(config, spec, FamilyOf(config.family).interleaves, matrix);
 }
 
@@ -243,15 +280,19 @@ class LayerTensors {
     if (has_bias) Add(name, ".bias", 0, rows, TensorSpec::Role::kBias, rotary_heads, bias);
   }
   void Experts(const LayerTensorNames& names, const ExpertsConfig& config, int64_t hidden,
-               LayerWeights* to) {
-    Add(names.router, ".weight", config.count, hidden, TensorSpec::Role::kRouter, 0, &to->router);
+               bool has_biases, LayerWeights* to) {
+    using Role = TensorSpec::Role;
+    WINNOW_CHECK(names.stacks_experts || !has_biases);  // others have none
+    Add(names.router, ".weight", config.count, hidden, Role::kRouter, 0, &to->router);
+    if (has_biases) Add(names.router, ".bias", 0, config.count, Role::kBias, 0, &to->router_bias);
     to->experts.resize(config.count);
+    if (names.stacks_experts) return Stacks(names, config, hidden, has_biases, to);
     for (int32_t expert = 0; expert < config.count; ++expert) {
       ExpertWeights& of = to->experts[expert];
       const auto add = [&](const TensorName& name, int64_t rows, int64_t cols,
                            WeightMatrix* matrix) {
         const std::string of_expert = Concat(names.experts, ".", expert, ".", name.safetensors);
-        Add({of_expert, name.gguf}, ".weight", rows, cols, TensorSpec::Role::kMatrix, 0, matrix);
+        Add({of_expert, name.gguf}, ".weight", rows, cols, Role::kMatrix, 0, matrix);
         specs_->back().expert = expert;
         specs_->back().num_experts = config.count;
       };
@@ -259,6 +300,44 @@ class LayerTensors {
       add(names.expert_up, config.intermediate_size, hidden, &of.up);
       add(names.expert_down, hidden, config.intermediate_size, &of.down);
     }
+  }
+  // The same where a directory has them in stacks, gates and ups of one in turn. Those of a tensor follow each other.
+  void Stacks(const LayerTensorNames& names, const ExpertsConfig& config, int64_t hidden,
+              bool has_biases, LayerWeights* to) {
+    const int64_t inner = config.intermediate_size;
+    const auto add = [&](const TensorName& name, bool is_bias, int64_t rows, int64_t cols,
+                         const TensorSpec::Stack& stack, int32_t expert, WeightMatrix* matrix) {
+      const std::string_view suffix = is_bias ? "_bias" : "";
+      specs_->push_back(
+          {.name = Concat(prefix_, names.experts, ".", name.safetensors, suffix),
+           .gguf_name = Concat(gguf_prefix_, name.gguf, is_bias ? ".bias" : ".weight"),
+           .rows = rows,
+           .cols = is_bias ? 1 : cols,
+           .role = is_bias ? TensorSpec::Role::kBias : TensorSpec::Role::kMatrix,
+           .matrix = matrix,
+           .expert = expert,
+           .num_experts = config.count,
+           .stack = stack});
+    };
+    for (const bool is_bias : {false, true}) {
+      if (is_bias && !has_biases) break;
+      for (int32_t e = 0; e < config.count; ++e) {
+        ExpertWeights& of = to->experts[e];
+        add(names.expert_gate, is_bias, inner, hidden, {2 * inner, 0, 2}, e,
+            is_bias ? &of.gate_bias : &of.gate);
+        add(names.expert_up, is_bias, inner, hidden, {2 * inner, 1, 2}, e,
+            is_bias ? &of.up_bias : &of.up);
+      }
+      for (int32_t e = 0; e < config.count; ++e) {
+        ExpertWeights& of = to->experts[e];
+        add(names.expert_down, is_bias, hidden, inner, {hidden, 0, 1}, e,
+            is_bias ? &of.down_bias : &of.down);
+      }
+    }
+  }
+  void Sinks(const TensorName& name, int64_t heads, WeightMatrix* matrix) {
+    Add({name.safetensors, Concat(name.gguf, ".weight")}, "", 0, heads, TensorSpec::Role::kBias, 0,
+        matrix);
   }
   // Matrices [.rows][cols] that share a tensor.
   struct Part {
@@ -334,13 +413,14 @@ std::vector<TensorSpec> ModelTensors(const ModelConfig& config, Weights* weights
       tensors.Norm(names.k_norm, spec.qk_norm_whole ? kv_rows : d, &to_layer.k_norm);
     }
     tensors.Linear(names.o, hidden, q_rows, spec.o_bias, &to_layer.o, &to_layer.o_bias);
+    if (spec.sinks) tensors.Sinks(names.sinks, config.num_heads, &to_layer.sinks);
     if (spec.NormsAfter()) {
       tensors.Norm(names.attention_out_norm, hidden, &to_layer.attention_out_norm);
       tensors.Norm(names.mlp_out_norm, hidden, &to_layer.mlp_out_norm);
     }
     if (spec.NormsBefore()) tensors.Norm(names.mlp_norm, hidden, &to_layer.mlp_norm);
     if (spec.mlp == LayerSpec::Mlp::kExperts) {
-      tensors.Experts(names, config.experts, hidden, &to_layer);
+      tensors.Experts(names, config.experts, hidden, spec.mlp_bias, &to_layer);
       continue;
     }
     if (names.gate.safetensors == names.up.safetensors) {
@@ -375,10 +455,28 @@ std::vector<TensorSpec> ModelTensors(const ModelConfig& config, Weights* weights
   return specs;
 }
 
+std::vector<int64_t> TensorSpec::FileShape() const {
+  if (!stack.has_value()) {
+    return rows != 0 ? std::vector<int64_t>{FileRows(), cols} : std::vector<int64_t>{cols};
+  }
+  if (role == Role::kBias) return {num_experts, stack->columns};
+  return {num_experts, cols, stack->columns};
+}
+
+std::vector<int64_t> TensorSpec::GgufDims() const {
+  std::vector<int64_t> dims;
+  if (!stack.has_value() || role != Role::kBias) dims.push_back(cols);
+  if (rows != 0) dims.push_back(FileRows());
+  if (num_experts != 0) dims.push_back(num_experts);
+  return dims;
+}
+
 std::vector<TensorSpec> FileTensors(const ModelConfig& config) {
   std::vector<TensorSpec> tensors;
   for (TensorSpec& spec : ModelTensors(config, nullptr)) {
-    if (spec.first_row != 0) continue;  // the tensor came with its first matrix
+    // The tensor came with its first matrix.
+    if (spec.first_row != 0) continue;
+    if (spec.stack.has_value() && (spec.expert != 0 || spec.stack->first != 0)) continue;
     if (spec.tensor_rows != 0) {
       spec.rows = std::exchange(spec.tensor_rows, 0);
       spec.rotary_heads = 0;  // of a part
@@ -436,9 +534,20 @@ absl::StatusOr<Weights> LoadWeights(const std::string& model_path, const ModelCo
     return tensor;
   };
   std::vector<TensorSpec> specs = ModelTensors(config, &weights);
-  WeightMatrix shared;  // the tensor of several matrices that was taken last
+  const std::string file_of_missing =
+      weights.files.size() == 1 ? weights.files[0]->path() : model_path;
+  WeightMatrix shared;  // the tensor of several matrices that was taken last, and its name
+  std::string_view shared_name;
   for (const TensorSpec& spec : specs) {
-    if (spec.first_row != 0) {
+    if (spec.first_row != 0 || (spec.stack.has_value() && spec.name == shared_name)) {
+      *spec.matrix = shared;
+      SetPart(config, spec, spec.matrix);
+      continue;
+    }
+    shared_name = spec.name;
+    if (spec.stack.has_value()) {
+      WINNOW_ASSIGN_OR_RETURN(
+          shared, TakeStack(config.weight_scheme, spec, file_of_missing, take, &weights.sources));
       *spec.matrix = shared;
       SetPart(config, spec, spec.matrix);
       continue;
@@ -453,8 +562,7 @@ absl::StatusOr<Weights> LoadWeights(const std::string& model_path, const ModelCo
     if (!taken) {
       if (!found.has_value()) {
         return absl::NotFoundError(
-            Concat(weights.files.size() == 1 ? weights.files[0]->path() : model_path, ": tensor ",
-                   ShortDump(spec.name), " is missing"));
+            Concat(file_of_missing, ": tensor ", ShortDump(spec.name), " is missing"));
       }
       WINNOW_ASSIGN_OR_RETURN(*spec.matrix, CheckTensor(*found->file, found->entry, spec));
     }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,16 +38,19 @@ struct WeightMatrix {
   };
   HeadOrder head_order = HeadOrder::kRotated;
   int32_t heads = 0;  // unless kRotated
+  // In order: how many rows of the tensor lie between two of the matrix, and one.
+  int64_t row_step = 1;
   // Unless kRotated: rows of a head that rotate, its first ones, even. Those that do not are behind them; here they are the ends
   // of either half.
   int32_t rotary_dim = 0;
-  // A matrix in several tensors of a safetensors file. `type` is then its blocks', and `data` the tensor of its values. Else
-  // null.
+  // A matrix in several tensors of a safetensors file, or transposed in one. `type` is then its blocks', or that of its values,
+  // and `data` the tensor of its values. Else null.
   const BlockSource* source = nullptr;
 
   // Whether a backend can take it where it lies: plain values, rows in order.
   bool IsPlain() const {
-    return kernels::PlainType(type).has_value() && head_order == HeadOrder::kRotated;
+    return kernels::PlainType(type).has_value() && head_order == HeadOrder::kRotated &&
+           source == nullptr && row_step == 1;
   }
   // The same matrix for a backend. REQUIRES: IsPlain().
   kernels::HostMatrix host() const;
@@ -60,8 +64,10 @@ struct WeightMatrix {
 
 // One expert's.
 struct ExpertWeights {
-  WeightMatrix gate, up;  // [intermediate][hidden]
-  WeightMatrix down;      // [hidden][intermediate]
+  WeightMatrix gate, up;            // [intermediate][hidden]
+  WeightMatrix down;                // [hidden][intermediate]
+  WeightMatrix gate_bias, up_bias;  // [intermediate][1], optional
+  WeightMatrix down_bias;           // [hidden][1], optional
 };
 
 // Views into the mapped files; valid while the Weights live. An absent optional tensor has data == nullptr. Data may
@@ -73,6 +79,7 @@ struct LayerWeights {
   WeightMatrix q_norm, k_norm;          // [1][d]; [1][H*d] and [1][Hkv*d] of whole ones; optional
   WeightMatrix o;                       // [hidden][H*d]
   WeightMatrix o_bias;                  // optional
+  WeightMatrix sinks;                   // [1][H], optional
   WeightMatrix attention_out_norm;      // [1][hidden], of what attention gives; optional
   WeightMatrix mlp_norm, mlp_out_norm;  // the same of the MLP
   WeightMatrix gate, up;  // [intermediate][hidden]; of a layer of experts absent, as is down
@@ -80,6 +87,7 @@ struct LayerWeights {
   WeightMatrix down;                // [hidden][intermediate]
   WeightMatrix down_bias;           // optional
   WeightMatrix router;              // [experts][hidden] of a layer of experts
+  WeightMatrix router_bias;         // [1][experts], optional
   std::vector<ExpertWeights> experts;
 };
 
@@ -141,7 +149,17 @@ struct TensorSpec {
   int64_t tensor_rows = 0, first_row = 0;
   // The place of an expert's matrix: a GGUF file has those of all experts in one tensor [num_experts][rows][cols].
   int32_t expert = 0, num_experts = 0;
+  // A directory's tensor that all experts share: of biases [num_experts][columns], of matrices transposed,
+  // [num_experts][cols][columns]. An expert's matrix is every `step`-th column of its own from `first` on. A bias has `cols` of 1.
+  struct Stack {
+    int64_t columns = 0;
+    int32_t first = 0, step = 1;
+  };
+  std::optional<Stack> stack = {};
 
+  // Its dimensions in a directory, and in a GGUF file, which counts from the innermost one.
+  std::vector<int64_t> FileShape() const;
+  std::vector<int64_t> GgufDims() const;
   int64_t FileRows() const { return tensor_rows != 0 ? tensor_rows : rows; }
 };
 

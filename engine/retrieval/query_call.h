@@ -80,6 +80,7 @@ struct QueryCall {
   std::span<kernels::RetrievalQuery> queries;  // at most kMaxCallQueries
   std::span<int32_t> candidates;               // [queries] to select before pruning
   std::span<const PassRows* const> rows;       // [queries] their sequences
+  const float* sinks = nullptr;                // the layer's (kernels/row_ops.h), or null
 
   size_t size() const { return queries.size(); }
   QueryCall Part(size_t first, size_t count) const {
@@ -88,7 +89,8 @@ struct QueryCall {
             policy,
             queries.subspan(first, count),
             candidates.subspan(first, count),
-            rows.subspan(first, count)};
+            rows.subspan(first, count),
+            sinks};
   }
 };
 

@@ -249,11 +249,12 @@ QueryCall RetrievalAttention::NextCall(int32_t layer, const Method& method, int3
 }
 
 void RetrievalAttention::Attend(int32_t layer, const Tensor& q, bool logits_only,
-                                const Tensor& out) {
+                                const float* sinks, const Tensor& out) {
   for (const Method& method : methods_) {
     PlanQueries(layer, method, logits_only, /*decoding_only=*/false);
     for (int32_t first = 0; first < static_cast<int32_t>(queries_.size());) {
-      const QueryCall call = NextCall(layer, method, first);
+      QueryCall call = NextCall(layer, method, first);
+      call.sinks = sinks;
       RunCall(call, q, out);
       first += static_cast<int32_t>(call.size());
     }
@@ -399,7 +400,8 @@ bool RetrievalAttention::AttendInPool(const QueryCall& call, const Selection& se
                          .queries = call.queries.subspan(begin, end - begin),
                          .rows = RowsInPool(call.layer, selected.From(static_cast<int64_t>(begin))),
                          .scale = shape_.scale,
-                         .out = out});
+                         .out = out,
+                         .sinks = call.sinks});
   }
   return true;
 }
@@ -445,7 +447,7 @@ void RetrievalAttention::Finish(const QueryCall& call, float* states, const Tens
     states = anchors;
   }
   if (call.policy->HasTail()) tail_.MergeTables(call, states, MeasuresTail(call));
-  backend_.FinishStates(call.queries, states, shape_.layout.head_dim, out);
+  backend_.FinishStates(call.queries, states, shape_.layout.head_dim, call.sinks, out);
 }
 
 // ATTEND: states [queries][H][d + 2] over the entries whose addresses fetcher_ has, and the anchors that were attended before.

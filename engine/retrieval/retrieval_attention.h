@@ -71,8 +71,10 @@ class RetrievalAttention {
   // The chunks of `all` (one of every sequence, or its last rows) that attend densely in `layer`.
   std::span<const kernels::AttentionChunk> DenseChunks(
       int32_t layer, std::span<const kernels::AttentionChunk> all);
-  // out rows of every query that retrieves in `layer`; only those with logits if `logits_only`.
-  void Attend(int32_t layer, const kernels::Tensor& q, bool logits_only,
+  // out rows of every query that retrieves in `layer`; only those with logits if `logits_only`. `sinks`: the layer's, [H] on the
+  // device, or null. They share the denominator with what is read and with what is estimated; policies choose, and shares are
+  // counted, as if there were none.
+  void Attend(int32_t layer, const kernels::Tensor& q, bool logits_only, const float* sinks,
               const kernels::Tensor& out);
   // Starts to read what `layer`, the next one, may select for rows that decode: `q` [rows][H*d] is an
   // estimate of its queries. Only what is read when depends on it, never a result.

@@ -68,6 +68,7 @@ void CpuBackend::PlanAttention(const Tensor& q, std::span<const AttentionChunk> 
         work.tile.first_key =
             AttentionChunk{.position = work.tile.position, .window = chunk.window}.FirstKey();
         work.out = out.f32(chunk.first_row + first) + column;
+        if (chunk.sinks != nullptr) work.sinks = chunk.sinks + int64_t{head} * group;
         work.first_split = work.tile.first_key / split_tokens;
         work.num_splits =
             (work.tile.position + work.tile.num_tokens + split_tokens - 1) / split_tokens -
@@ -147,8 +148,13 @@ void CpuBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunks,
     for (int32_t head = 0; head < work.tile.num_kv_heads; ++head) {
       for (int32_t token = 0; token < work.tile.num_tokens; ++token) {
         for (int32_t g = 0; g < call.group; ++g, states += state_floats) {
-          FinishAttentionState(states, d,
-                               work.out + token * out.stride + head * columns + int64_t{g} * d);
+          float* const to = work.out + token * out.stride + head * columns + int64_t{g} * d;
+          if (work.sinks == nullptr) {
+            FinishAttentionState(states, d, to);
+          } else {
+            const float sink = work.sinks[int64_t{head} * call.group + g];
+            FinishAttentionState(states, d, static_cast<float>(sink * kLog2E), to);
+          }
         }
       }
     }

@@ -160,6 +160,15 @@ void CpuBackend::GeluTanhMul(const Tensor& gate_up, const Tensor& out) {
              [&](int64_t i) { ops_.gelu_tanh_mul_row(gate_up.f32(i), out.cols, out.f32(i)); });
 }
 
+void CpuBackend::ClampedSwigluMul(const Tensor& gate_up, const ClampedSwiglu& by,
+                                  const Tensor& out) {
+  WINNOW_CHECK(gate_up.cols == 2 * out.cols && gate_up.rows <= out.rows);
+  WINNOW_CHECK(by.alpha > 0 && by.limit > 0);
+  ForEachRow(gate_up.rows, gate_up.cols, [&](int64_t i) {
+    ops_.clamped_swiglu_mul_row(gate_up.f32(i), out.cols, by, out.f32(i));
+  });
+}
+
 void CpuBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks,
                          void* pool, const KvLayout& layout) {
   const int32_t d = layout.head_dim;

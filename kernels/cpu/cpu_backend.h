@@ -45,7 +45,7 @@ class CpuBackend final : public Backend {
 
   std::string name() const override;
   std::string arithmetic() const override { return std::string("cpu ") + ops_.name; }
-  std::string Refusal(const KvLayout&, int32_t) const override { return {}; }
+  std::string Refusal(const KvLayout&, int32_t, bool) const override { return {}; }
   int64_t AvailableBytes() const override { return -1; }
   Buffer Allocate(size_t size_bytes) override;
   Buffer AllocateShared(size_t size_bytes) override { return Allocate(size_bytes); }
@@ -59,7 +59,7 @@ class CpuBackend final : public Backend {
   void CopyToHost(const void* device, void* host, size_t size_bytes) override;
   void CopyToDevice(const void* host, void* device, size_t size_bytes) override;
   std::unique_ptr<PackedMatrix> Pack(std::span<const HostMatrix> parts, DType compute) override;
-  bool ComputesStored() const override { return true; }
+  bool ComputesStored(WeightType) const override { return true; }
   std::unique_ptr<PackedMatrix> PackStored(std::span<const StoredMatrix> parts,
                                            DType compute) override;
   void Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
@@ -78,6 +78,7 @@ class CpuBackend final : public Backend {
               const KvLayout& layout, float scale, const Tensor& out) override;
   void SiluMul(const Tensor& gate_up, const Tensor& out) override;
   void GeluTanhMul(const Tensor& gate_up, const Tensor& out) override;
+  void ClampedSwigluMul(const Tensor& gate_up, const ClampedSwiglu& by, const Tensor& out) override;
   void RouteExperts(const Tensor& logits, bool normalize, int32_t* ids,
                     const Tensor& weights) override;
   void GatherExpertRows(const Tensor& x, std::span<const int32_t> rows, const Tensor& out) override;
@@ -108,7 +109,7 @@ class CpuBackend final : public Backend {
   void CompleteStates(const CompleteStatesArgs& args) override;
   void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override;
   void FinishStates(std::span<const RetrievalQuery> queries, const float* states, int32_t head_dim,
-                    const Tensor& out) override;
+                    const float* sinks, const Tensor& out) override;
   void MeasureSelection(const MeasureSelectionArgs& args) override;
   std::unique_ptr<PackedTransformCode> PackTransformCode(
       const TransformCodeWeights& weights) override;
@@ -171,11 +172,12 @@ class CpuBackend final : public Backend {
   // One tile of queries of an attention call.
   struct AttentionWork {
     AttentionTile tile;
-    float* out = nullptr;      // as tile.q, in the output
-    int32_t first_split = 0;   // with a key that its first query sees
-    int32_t num_splits = 0;    // from there to the last key that its last query sees
-    bool split = false;        // run split by split, on whichever threads are free
-    size_t states_offset = 0;  // of a tile run so: its states in states_scratch_, in floats
+    float* out = nullptr;          // as tile.q, in the output
+    const float* sinks = nullptr;  // of its first query head, or none
+    int32_t first_split = 0;       // with a key that its first query sees
+    int32_t num_splits = 0;        // from there to the last key that its last query sees
+    bool split = false;            // run split by split, on whichever threads are free
+    size_t states_offset = 0;      // of a tile run so: its states in states_scratch_, in floats
   };
   struct AttentionItem {
     int32_t work;

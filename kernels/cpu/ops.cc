@@ -14,7 +14,8 @@ namespace {
   {                                                                                               \
     .name = isa_name, .rmsnorm_row = isa::RmsNormRow, .rope_row = isa::RopeRow,                   \
     .silu_mul_row = isa::SiluMulRow, .gelu_tanh_mul_row = isa::GeluTanhMulRow,                    \
-    .widen_row = isa::WidenRow, .write_kv_row = isa::WriteKvRow, .read_kv_row = isa::ReadKvRow,   \
+    .clamped_swiglu_mul_row = isa::ClampedSwigluMulRow, .widen_row = isa::WidenRow,               \
+    .write_kv_row = isa::WriteKvRow, .read_kv_row = isa::ReadKvRow,                               \
     .prepare_bf16_row = isa::PrepareBF16Row, .prepared_bf16_value_bytes = bf16_value_bytes,       \
     .matmul_tiles = isa::MatmulTiles, .product_split = {},                                        \
     .quantized_matmul_tiles = isa::QuantizedMatmulTiles, .quantized_split = {},                   \

@@ -16,6 +16,7 @@
 #include "kernels/kv_layout.h"
 #include "kernels/quantized.h"
 #include "kernels/retrieval.h"
+#include "kernels/silu_mul.h"
 
 namespace winnow::kernels {
 
@@ -24,6 +25,8 @@ using RmsNormRowFn = void(const float* x, int64_t n, const float* weight, float 
 using RopeRowFn = void(float* x, int64_t heads, int64_t head_dim, const float* cos_sin);
 using SiluMulRowFn = void(const float* gate_up, int64_t n, float* out);
 using GeluTanhMulRowFn = SiluMulRowFn;
+using ClampedSwigluMulRowFn = void(const float* gate_up, int64_t n, const ClampedSwiglu& by,
+                                   float* out);
 using WidenRowFn = void(const void* values, DType dtype, int64_t n, float* out);  // embed_rows
 // Writes a row of KV: `d` values of K, as many of V. REQUIRES: d a multiple of 16.
 using WriteKvRowFn = void(const float* key, const float* value, int64_t d, DType dtype,
@@ -327,6 +330,7 @@ struct CpuOps {
   RopeRowFn* rope_row;
   SiluMulRowFn* silu_mul_row;
   GeluTanhMulRowFn* gelu_tanh_mul_row;
+  ClampedSwigluMulRowFn* clamped_swiglu_mul_row;
   WidenRowFn* widen_row;
   WriteKvRowFn* write_kv_row;
   ReadKvRowFn* read_kv_row;
@@ -382,6 +386,7 @@ struct CpuOps {
   RopeRowFn RopeRow;                           \
   SiluMulRowFn SiluMulRow;                     \
   GeluTanhMulRowFn GeluTanhMulRow;             \
+  ClampedSwigluMulRowFn ClampedSwigluMulRow;   \
   WidenRowFn WidenRow;                         \
   WriteKvRowFn WriteKvRow;                     \
   ReadKvRowFn ReadKvRow;                       \

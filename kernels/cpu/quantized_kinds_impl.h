@@ -13,7 +13,13 @@
 namespace winnow::kernels {
 namespace {
 
+// kDoubledE2M1 with the bias of kMxfp4 added (BlockShapeOf), 0 to 24: what pairs of products with signed bytes have room for.
+alignas(16) inline constexpr uint8_t kBiasedE2M1[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                                        12, 11, 10, 9,  8,  6,  4,  0};
+
 // Lanes of 32 bits, one for each output of a register.
+//   LookUp(places)   bytes of kBiasedE2M1
+//   StoreLess        bytes less `taken`, as register i of a step; of the instruction sets that matrix tiles go with
 //   Dot(sum, w, x)   sum + Σ over four bytes of (w - kTaken) · x, where w is unsigned and x signed
 //   FlipSigns(x)     signed bytes plus 128 as unsigned ones
 #if defined(__AVX512VNNI__)
@@ -28,6 +34,14 @@ struct Ints {
   static Reg Load(const std::byte* step, int) { return _mm512_loadu_si512(step); }
   static Reg LowHalves(Reg x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
   static Reg HighHalves(Reg x) { return LowHalves(_mm512_srli_epi16(x, 4)); }
+  static Reg LookUp(Reg places) {
+    return _mm512_shuffle_epi8(
+        _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kBiasedE2M1))),
+        places);
+  }
+  static void StoreLess(Reg x, uint8_t taken, int8_t* to, int) {
+    _mm512_storeu_si512(to, _mm512_sub_epi8(x, _mm512_set1_epi8(static_cast<char>(taken))));
+  }
   template <int kBits>
   static Reg Dot(Reg sum, Reg w, Reg x) {
     return _mm512_dpbusd_epi32(sum, w, x);
@@ -54,6 +68,11 @@ struct Ints {
   }
   static Reg LowHalves(Reg x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
   static Reg HighHalves(Reg x) { return LowHalves(_mm256_srli_epi16(x, 4)); }
+  static Reg LookUp(Reg places) {
+    return _mm256_shuffle_epi8(
+        _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kBiasedE2M1))),
+        places);
+  }
   template <int kBits>
   static Reg Dot(Reg sum, Reg w, Reg x) {
     if constexpr (kBits == 8) {
@@ -84,6 +103,19 @@ struct Ints {
   }
   static Reg LowHalves(Reg x) { return x & 0x0f0f0f0f; }
   static Reg HighHalves(Reg x) { return (x >> 4) & 0x0f0f0f0f; }
+  static Reg LookUp(Reg places) {
+    uint8_t bytes[4];
+    std::memcpy(bytes, &places, 4);
+    for (uint8_t& byte : bytes) byte = kBiasedE2M1[byte];
+    std::memcpy(&places, bytes, 4);
+    return places;
+  }
+  static void StoreLess(Reg x, uint8_t taken, int8_t* to, int i) {
+    for (int j = 0; j < 4; ++j) {
+      to[4 * i + j] =
+          static_cast<int8_t>(static_cast<uint8_t>(static_cast<uint32_t>(x) >> (8 * j)) - taken);
+    }
+  }
   template <int kBits>
   static Reg Dot(Reg sum, Reg w, Reg x) {
     for (int j = 0; j < 4; ++j) {
@@ -100,13 +132,15 @@ struct Ints {
 #endif
 
 // A type's groups, as far as the inner loops ask.
-template <int kBitsOf, int kGroupOf, bool kCodesOf, bool kOffsetOf, bool kBiasOf = !kOffsetOf>
+template <int kBitsOf, int kGroupOf, bool kCodesOf, bool kOffsetOf, bool kBiasOf = !kOffsetOf,
+          bool kTableOf = false>
 struct Kind {
   static constexpr int kBits = kBitsOf;
   static constexpr int kGroup = kGroupOf;
   static constexpr bool kCodes = kCodesOf;
   static constexpr bool kOffset = kOffsetOf;
   static constexpr bool kBias = kBiasOf;  // else it is 0
+  static constexpr bool kTable = kTableOf;
   static constexpr int64_t kIntegerBytes = kGroup * kPanelOutputs * kBits / 8;
 };
 
@@ -114,6 +148,9 @@ struct Kind {
 template <typename K>
 inline Vec::Reg GroupFactor(const std::byte* head, const std::byte* group, int which, int i) {
   const std::byte* own = group + K::kIntegerBytes;
+  if constexpr (K::kTable) {
+    return Vec::LoadBF16(reinterpret_cast<const uint16_t*>(own) + i * Vec::kLanes);
+  }
   const auto halves = [&](const std::byte* from) {
     return Vec::LoadF16(reinterpret_cast<const uint16_t*>(from) + which * kPanelOutputs +
                         i * Vec::kLanes);
@@ -126,6 +163,7 @@ inline Vec::Reg GroupFactor(const std::byte* head, const std::byte* group, int w
 // Calls f with the Kind of a type's groups.
 inline void WithKind(const BlockShape& shape, auto f) {
   if (shape.group == 16) return f(Kind<8, 16, true, false>());
+  if (shape.has_table) return f(Kind<4, 32, false, false, true, true>());
   if (shape.has_codes) {
     return shape.bits == 4 ? f(Kind<4, 32, true, true>()) : f(Kind<8, 32, true, true>());
   }

@@ -116,6 +116,17 @@ class TiledQuantizedMatmul {
   }
   template <typename K>
   static void UnpackIntegers(const uint8_t* __restrict from, uint8_t bias, int8_t* __restrict to) {
+    if constexpr (K::kTable) {
+      for (int64_t step = 0; step < K::kIntegerBytes; step += kStepBytes) {
+        for (int i = 0; i < kRegsPerPanel; ++i) {
+          const Ints::Reg packed = Ints::Load(reinterpret_cast<const std::byte*>(from + step), i);
+          int8_t* const low = to + 2 * step;
+          Ints::StoreLess(Ints::LookUp(Ints::LowHalves(packed)), bias, low, i);
+          Ints::StoreLess(Ints::LookUp(Ints::HighHalves(packed)), bias, low + kStepBytes, i);
+        }
+      }
+      return;
+    }
     for (int64_t step = 0; step < K::kIntegerBytes; step += kStepBytes) {
       for (int64_t i = 0; i < kStepBytes; ++i) {
         const uint8_t q = from[step + i];

@@ -61,6 +61,10 @@ inline void AddGroup(const Row* rows, int64_t at, int32_t bias, const std::byte*
         high[i] = Ints::HighHalves(low[i]);
         low[i] = Ints::LowHalves(low[i]);
       }
+      if constexpr (K::kTable) {
+        high[i] = Ints::LookUp(high[i]);
+        low[i] = Ints::LookUp(low[i]);
+      }
     }
     for (int r = 0; r < kRows; ++r) {
       const std::byte* inputs = rows[r].integers + at + step * kStepInputs;

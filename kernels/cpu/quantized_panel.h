@@ -6,7 +6,8 @@
 //   else          integers, scale f16 [16] (offset f16 [16])
 // Brackets: where the type has offsets. The integers of a group are steps of 64 bytes, byte 4·output + j:
 //   8 bits        input 4·step + j
-//   4 bits        input 8·step + j in the low half, input 8·step + 4 + j in the high half
+//   4 bits        input 8·step + j in the low half, input 8·step + 4 + j in the high half; where the type has a table the
+//                 place there, and scales are bfloat16
 // so that a register holds four inputs of each output, as products of bytes take them. Outputs past the last are zero.
 #ifndef WINNOW_KERNELS_CPU_QUANTIZED_PANEL_H_
 #define WINNOW_KERNELS_CPU_QUANTIZED_PANEL_H_

@@ -154,7 +154,7 @@ void CpuBackend::StateMasses(const float* states, int64_t count, int32_t head_di
 }
 
 void CpuBackend::FinishStates(std::span<const RetrievalQuery> queries, const float* states,
-                              int32_t head_dim, const Tensor& out) {
+                              int32_t head_dim, const float* sinks, const Tensor& out) {
   WINNOW_CHECK(head_dim > 0 && out.cols % head_dim == 0);
   const int64_t heads = out.cols / head_dim;
   for (const RetrievalQuery& query : queries) WINNOW_CHECK(query.row >= 0 && query.row < out.rows);
@@ -164,6 +164,8 @@ void CpuBackend::FinishStates(std::span<const RetrievalQuery> queries, const flo
       float* to = out.f32(queries[i].row) + head * head_dim;
       if (state[head_dim + 1] == 0) {
         std::fill(to, to + head_dim, 0.0f);
+      } else if (sinks != nullptr) {
+        FinishAttentionState(state, head_dim, static_cast<float>(sinks[head] * kLog2E), to);
       } else {
         FinishAttentionState(state, head_dim, to);
       }

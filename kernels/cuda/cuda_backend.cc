@@ -122,7 +122,7 @@ CudaBackend::~CudaBackend() {
   if (alone_) waited_on.fetch_and(~(uint64_t{1} << device_));
 }
 
-std::string CudaBackend::Refusal(const KvLayout& layout, int32_t num_heads) const {
+std::string CudaBackend::Refusal(const KvLayout& layout, int32_t num_heads, bool has_sinks) const {
   const int32_t d = layout.head_dim;
   if (layout.dtype != DType::kBF16 && !HasScales(layout.dtype)) {
     return std::string("KV in ") + DTypeName(layout.dtype) +
@@ -140,6 +140,7 @@ std::string CudaBackend::Refusal(const KvLayout& layout, int32_t num_heads) cons
     return std::to_string(group) + " query heads per KV head (" +
            std::to_string(kMaxHeadsPerKvHead) + " at most)";
   }
+  if (has_sinks) return "attention with sinks";
   return {};
 }
 

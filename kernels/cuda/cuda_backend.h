@@ -67,7 +67,7 @@ class CudaBackend final : public Backend {
 
   std::string name() const override { return name_; }
   std::string arithmetic() const override { return arithmetic_; }
-  std::string Refusal(const KvLayout& layout, int32_t num_heads) const override;
+  std::string Refusal(const KvLayout& layout, int32_t num_heads, bool has_sinks) const override;
   int64_t AvailableBytes() const override;
   Buffer Allocate(size_t size_bytes) override;
   Buffer AllocateShared(size_t size_bytes) override;
@@ -86,7 +86,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<PackedMatrix> Pack(std::span<const HostMatrix> parts, DType compute) override;
   void Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
               const MatmulEpilogue& epilogue) override;
-  bool ComputesStored() const override { return true; }
+  bool ComputesStored(WeightType type) const override { return type != WeightType::kMxfp4; }
   std::unique_ptr<PackedMatrix> PackStored(std::span<const StoredMatrix> parts,
                                            DType compute) override;
   void EmbedRows(const HostMatrix& table, std::span<const int32_t> ids, float scale,
@@ -103,6 +103,7 @@ class CudaBackend final : public Backend {
               const KvLayout& layout, float scale, const Tensor& out) override;
   void SiluMul(const Tensor& gate_up, const Tensor& out) override;
   void GeluTanhMul(const Tensor& gate_up, const Tensor& out) override;
+  void ClampedSwigluMul(const Tensor& gate_up, const ClampedSwiglu& by, const Tensor& out) override;
   void RouteExperts(const Tensor& logits, bool normalize, int32_t* ids,
                     const Tensor& weights) override;
   void GatherExpertRows(const Tensor& x, std::span<const int32_t> rows, const Tensor& out) override;
@@ -142,7 +143,7 @@ class CudaBackend final : public Backend {
   void CompleteStates(const CompleteStatesArgs& args) override;
   void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override;
   void FinishStates(std::span<const RetrievalQuery> queries, const float* states, int32_t head_dim,
-                    const Tensor& out) override;
+                    const float* sinks, const Tensor& out) override;
   std::unique_ptr<PackedTransformCode> PackTransformCode(
       const TransformCodeWeights& weights) override;
   void EncodeTransformKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
@@ -191,8 +192,8 @@ class CudaBackend final : public Backend {
   bool TryGrow(Workspace& workspace, size_t size_bytes);
   // The same, or the device fails.
   bool Grow(Workspace& workspace, size_t size_bytes, const char* what);
-  using GateFn = cudaError_t(const DeviceMatrix& gate_up, const DeviceMatrix& out, Stream stream);
-  void Gate(GateFn* gate, const Tensor& gate_up, const Tensor& out);
+  // `gate`: of DeviceMatrix gate_up, out, and a stream.
+  void Gate(const auto& gate, const Tensor& gate_up, const Tensor& out);
   void AddExpertsOf(const RoutedExpertsArgs& args, int64_t first, int64_t m, int32_t tile_rows);
   // Ready for a call of this shape, whose zeros lie in `part`.
   bool Prepare(Workspace& workspace, size_t size_bytes, const ZeroedPart& part,

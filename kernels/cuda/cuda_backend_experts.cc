@@ -106,6 +106,9 @@ void CudaBackend::AddExpertRows(const Tensor& x, std::span<const int32_t> places
 
 std::unique_ptr<ExpertSet> CudaBackend::MakeExpertSet(std::span<const ExpertMatrices> experts) {
   if (experts.empty() || failed()) return nullptr;
+  for (const ExpertMatrices& expert : experts) {
+    if (expert.gate_up_bias != nullptr || expert.down_bias != nullptr) return nullptr;
+  }
   const auto count = static_cast<int64_t>(experts.size());
   const auto upload = [&](const auto& values) {
     const size_t size_bytes = values.size() * sizeof(values[0]);
@@ -155,6 +158,7 @@ int64_t CudaBackend::RoutedExpertRows(int64_t slots, int64_t experts) const {
 }
 
 bool CudaBackend::AddRoutedExperts(const RoutedExpertsArgs& args) {
+  if (args.clamped.has_value()) return false;
   const auto& set = static_cast<const CudaExpertSet&>(args.experts);
   const DeviceWeights &gate_up = set.gate_up.kind, &down = set.down.kind;
   const int64_t m = args.normed.rows;

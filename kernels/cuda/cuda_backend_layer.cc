@@ -395,7 +395,7 @@ void CudaBackend::Rope(const Tensor& x, int32_t head_dim, const Tensor& cos_sin)
   Good(cuda::Rope(MatrixOf(x), head_dim, MatrixOf(cos_sin), stream()), "rotation");
 }
 
-void CudaBackend::Gate(GateFn* gate, const Tensor& gate_up, const Tensor& out) {
+void CudaBackend::Gate(const auto& gate, const Tensor& gate_up, const Tensor& out) {
   constexpr int64_t kRows = 32768;  // of a grid
   for (int64_t first = 0; first < gate_up.rows && !failed(); first += kRows) {
     const int64_t count = std::min(kRows, gate_up.rows - first);
@@ -411,6 +411,13 @@ void CudaBackend::SiluMul(const Tensor& gate_up, const Tensor& out) {
 
 void CudaBackend::GeluTanhMul(const Tensor& gate_up, const Tensor& out) {
   Gate(cuda::GeluTanhMul, gate_up, out);
+}
+
+void CudaBackend::ClampedSwigluMul(const Tensor& gate_up, const ClampedSwiglu& by,
+                                   const Tensor& out) {
+  Gate([&by](const DeviceMatrix& from, const DeviceMatrix& to,
+             Stream stream) { return cuda::ClampedSwigluMul(from, by, to, std::move(stream)); },
+       gate_up, out);
 }
 
 void CudaBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks,

@@ -311,7 +311,8 @@ void CudaBackend::MergeTails(std::span<const RetrievalQuery> queries,
 }
 
 void CudaBackend::FinishStates(std::span<const RetrievalQuery> queries, const float* states,
-                               int32_t head_dim, const Tensor& out) {
+                               int32_t head_dim, const float* sinks, const Tensor& out) {
+  WINNOW_CHECK(sinks == nullptr);  // Refusal has said so
   const auto heads = static_cast<int32_t>(out.cols / head_dim);
   StateEnd end = held_merges_;
   const bool merges =

@@ -204,16 +204,21 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <bool kGelu>
+enum class MlpGate { kSilu, kGelu, kClampedSwiglu };
+
+// `by`: of kClampedSwiglu.
+template <MlpGate kGate>
 __global__ void __launch_bounds__(kThreads)
     GateKernel(const float* gate_up, int64_t from_stride, float* out, int64_t out_stride,
-               int32_t cols) {
+               int32_t cols, ClampedSwiglu by) {
   LetNextStart();
   WaitForEarlier();
   const float* gate = gate_up + blockIdx.y * from_stride;
   for (int32_t i = blockIdx.x * kThreads + threadIdx.x; i < cols; i += gridDim.x * kThreads) {
     const float up = gate[cols + i];
-    out[blockIdx.y * out_stride + i] = kGelu ? GeluTanhOf(gate[i], up) : SiluOf(gate[i], up);
+    out[blockIdx.y * out_stride + i] = kGate == MlpGate::kGelu   ? GeluTanhOf(gate[i], up)
+                                       : kGate == MlpGate::kSilu ? SiluOf(gate[i], up)
+                                                                 : ClampedSwigluOf(gate[i], up, by);
   }
 }
 
@@ -441,25 +446,30 @@ cudaError_t Rope(const DeviceMatrix& x, int32_t head_dim, const DeviceMatrix& co
 
 namespace {
 
-template <bool kGelu>
-cudaError_t Gate(const DeviceMatrix& gate_up, const DeviceMatrix& out, const Stream& stream) {
+template <MlpGate kGate>
+cudaError_t Gate(const DeviceMatrix& gate_up, const DeviceMatrix& out, const Stream& stream,
+                 const ClampedSwiglu& by = {}) {
   if (gate_up.cols != 2 * out.cols || gate_up.rows != out.rows || out.rows > 65535) {
     return cudaErrorInvalidValue;
   }
   if (out.rows == 0 || out.cols == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(CeilDiv(out.cols, kThreads * 4)),
                   static_cast<unsigned>(out.rows));
-  return Launch(GateKernel<kGelu>, grid, kThreads, 0, stream, false, gate_up.data, gate_up.stride,
-                out.data, out.stride, static_cast<int32_t>(out.cols));
+  return Launch(GateKernel<kGate>, grid, kThreads, 0, stream, false, gate_up.data, gate_up.stride,
+                out.data, out.stride, static_cast<int32_t>(out.cols), by);
 }
 
 }  // namespace
 
 cudaError_t SiluMul(const DeviceMatrix& gate_up, const DeviceMatrix& out, Stream stream) {
-  return Gate<false>(gate_up, out, stream);
+  return Gate<MlpGate::kSilu>(gate_up, out, stream);
 }
 cudaError_t GeluTanhMul(const DeviceMatrix& gate_up, const DeviceMatrix& out, Stream stream) {
-  return Gate<true>(gate_up, out, stream);
+  return Gate<MlpGate::kGelu>(gate_up, out, stream);
+}
+cudaError_t ClampedSwigluMul(const DeviceMatrix& gate_up, const ClampedSwiglu& by,
+                             const DeviceMatrix& out, Stream stream) {
+  return Gate<MlpGate::kClampedSwiglu>(gate_up, out, stream, by);
 }
 
 cudaError_t SiluMulOrdered(const DeviceMatrix& gate_up, void* ordered, Stream stream) {

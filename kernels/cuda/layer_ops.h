@@ -5,6 +5,7 @@
 #define WINNOW_KERNELS_CUDA_LAYER_OPS_H_
 
 #include "kernels/cuda/device_types.h"
+#include "kernels/silu_mul.h"
 
 namespace winnow::kernels::cuda {
 
@@ -40,6 +41,8 @@ struct DeviceMatrix {
                                   Stream stream);
 [[nodiscard]] cudaError_t GeluTanhMul(const DeviceMatrix& gate_up, const DeviceMatrix& out,
                                       Stream stream);
+[[nodiscard]] cudaError_t ClampedSwigluMul(const DeviceMatrix& gate_up, const ClampedSwiglu& by,
+                                           const DeviceMatrix& out, Stream stream);
 
 // The same, as RmsNormOrdered.
 [[nodiscard]] cudaError_t SiluMulOrdered(const DeviceMatrix& gate_up, void* ordered, Stream stream);

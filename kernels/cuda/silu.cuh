@@ -30,6 +30,12 @@ __device__ __forceinline__ float GeluTanhOf(float gate, float up) {
   const float factor = __fmaf_rn(__fmul_rn(gate, gate), kGeluTanhCubic, kGeluTanhLinear);
   return GateBy(expf(__fmul_rn(gate, factor)), gate, up);
 }
+// The clamped gate (silu_mul.h). Comparisons are false for NaN, which stays what it is.
+__device__ __forceinline__ float ClampedSwigluOf(float gate, float up, const ClampedSwiglu& by) {
+  gate = gate > by.limit ? by.limit : gate;
+  up = up > by.limit ? by.limit : up < -by.limit ? -by.limit : up;
+  return GateBy(expf(__fmul_rn(gate, -by.alpha)), gate, __fadd_rn(up, 1.0f));
+}
 
 }  // namespace winnow::kernels::cuda
 

@@ -23,12 +23,15 @@ TEST_F(CudaBackendTest, SaysWhatItIsAndWhatItRefuses) {
   EXPECT_EQ(backend_->name().rfind("cuda (", 0), 0) << backend_->name();
   EXPECT_GT(backend_->AvailableBytes(), 0);
   const KvLayout good{2, 64, 64, DType::kBF16};
-  EXPECT_EQ(backend_->Refusal(good, 8), "");
-  for (const DType dtype : kCudaKvTypes) EXPECT_EQ(backend_->Refusal({2, 64, 64, dtype}, 8), "");
-  EXPECT_NE(backend_->Refusal({2, 64, 64, DType::kF32}, 8).find("float32"), std::string::npos);
-  EXPECT_NE(backend_->Refusal({2, 64, 62, DType::kI8}, 8).find("62 tokens"), std::string::npos);
-  EXPECT_NE(backend_->Refusal({2, 72, 64, DType::kBF16}, 8).find("72"), std::string::npos);
-  EXPECT_NE(backend_->Refusal(good, 66).find("33 query heads"), std::string::npos);
+  EXPECT_EQ(backend_->Refusal(good, 8, false), "");
+  for (const DType dtype : kCudaKvTypes)
+    EXPECT_EQ(backend_->Refusal({2, 64, 64, dtype}, 8, false), "");
+  EXPECT_NE(backend_->Refusal({2, 64, 64, DType::kF32}, 8, false).find("float32"),
+            std::string::npos);
+  EXPECT_NE(backend_->Refusal({2, 64, 62, DType::kI8}, 8, false).find("62 tokens"),
+            std::string::npos);
+  EXPECT_NE(backend_->Refusal({2, 72, 64, DType::kBF16}, 8, false).find("72"), std::string::npos);
+  EXPECT_NE(backend_->Refusal(good, 66, false).find("33 query heads"), std::string::npos);
 }
 
 TEST_F(CudaBackendTest, MemoryIsZeroAndTooMuchIsRefused) {
@@ -184,7 +187,7 @@ TEST_F(CudaBackendTest, WhatIsChosenIsPrunedAndAttendedTo) {
            .scale = scale,
            .out = of_out.tensor});
     } else {
-      backend_->FinishStates(queries, states_on_device, d, of_out.tensor);
+      backend_->FinishStates(queries, states_on_device, d, nullptr, of_out.tensor);
     }
     of_out.Fetch();
     for (int64_t i = 0; i < num_states; ++i) {

@@ -185,7 +185,7 @@ TEST_F(CudaFramesTest, LayersThatShareFramesHaveTheBitsOfLayersWithPlaces) {
                                 .rows = {.layout = layout, .lists = lists},
                                 .scale = scale,
                                 .states = states.data()});
-          backend_->FinishStates(queries, states.data(), d, of_chosen[layer].tensor);
+          backend_->FinishStates(queries, states.data(), d, nullptr, of_chosen[layer].tensor);
         }
         ASSERT_TRUE(backend_->Synchronize()) << backend_->failure();
         for (int32_t layer = 0; layer < kLayers; ++layer) {

@@ -403,7 +403,7 @@ TEST_F(CudaHostKvTest, AStepByMassHasTheBitsOfKvOnTheDeviceHoweverItCame) {
       wait(4);
       if (has_tail) backend_->MergeTails(queries, tables, *transform, tail, d, states.data());
       wait(5);
-      backend_->FinishStates(queries, states.data(), d, of_out.tensor);
+      backend_->FinishStates(queries, states.data(), d, nullptr, of_out.tensor);
       int64_t read = 0;
       if (host) {
         const SharedKvReads reads = pools.Read(*backend_);

@@ -28,7 +28,7 @@ import gguf
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType as Type
 
-TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"]
 
 
 def dequantize(kind, data):
@@ -91,16 +91,17 @@ LAYER_NAMES = {
     "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    "block_sparse_moe.gate": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp"}
+    "block_sparse_moe.gate": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp"}
 # Norms that are others than in most families, or have other names there.
 OTHER_NORMS = {
     "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
+    "gpt_oss": {"post_attention_layernorm": "post_attention_norm"},
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
     **{family: {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
                 "post_feedforward_layernorm": "post_ffw_norm"}
        for family in ("olmo2", "olmo3", "gemma3_text", "exaone4")}}
 ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "ministral3": "mistral3",
-                 "olmo3": "olmo2", "gemma3_text": "gemma3"}  # where it is not the model_type
+                 "olmo3": "olmo2", "gemma3_text": "gemma3", "gpt_oss": "gpt-oss"}  # where it is not the model_type
 EXPERT_NAMES = {"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps", "gate_proj": "ffn_gate_exps",
                 "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 OTHER_NAMES = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
@@ -111,6 +112,8 @@ def gguf_name(name, family):
     if name in OTHER_NAMES:
         return OTHER_NAMES[name]
     _, _, layer, rest = name.split(".", 3)
+    if rest == "self_attn.sinks":
+        return f"blk.{layer}.attn_sinks.weight"
     base, suffix = rest.rsplit(".", 1)
     if base in OTHER_NORMS.get(family, ()):
         return f"blk.{layer}.{OTHER_NORMS[family][base]}.{suffix}"
@@ -130,6 +133,29 @@ def token_texts(config):
 def rope_of(config):
     """How layers rotate that see all tokens."""
     return config.rope_parameters.get("full_attention", config.rope_parameters)
+
+
+def mxfp4_blocks(blocks, scales):
+    """GGUF's blocks of a safetensors file's: the scale, then values i and i + 16 in a byte, where neighbours are there."""
+    codes = np.stack((blocks & 15, blocks >> 4), -1).reshape(*blocks.shape[:-1], 32)
+    packed = codes[..., :16] | codes[..., 16:] << 4
+    return np.concatenate((scales[..., None], packed), -1).reshape(*blocks.shape[:-2], -1)
+
+
+def add_stacked_experts(writer, name, tensors):
+    """A layer's gpt-oss experts of one matrix, or their biases; gates and ups lie in turn."""
+    _, _, layer, _, _, matrix = name.split(".")
+    suffix = "bias" if matrix.endswith("_bias") else "weight"
+    matrix = matrix.removesuffix("_blocks").removesuffix("_bias")
+    kind = None
+    if name.endswith("_blocks"):
+        values, kind = mxfp4_blocks(tensors[name].numpy(), tensors[name.replace("_blocks", "_scales")].numpy()), Type.MXFP4
+    else:
+        values = tensors[name].float().numpy()
+        values = values if suffix == "bias" else values.swapaxes(1, 2)
+    parts = {"ffn_gate_exps": values[:, 0::2], "ffn_up_exps": values[:, 1::2]} if matrix == "gate_up_proj" else {"ffn_down_exps": values}
+    for part, of_part in parts.items():
+        writer.add_tensor(f"blk.{layer}.{part}.{suffix}", np.ascontiguousarray(of_part), raw_dtype=kind)
 
 
 def write_family(directory, config, path):
@@ -154,7 +180,7 @@ def write_family(directory, config, path):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if family in ("mixtral", "qwen3_moe"):
+    if family in ("mixtral", "qwen3_moe", "gpt_oss"):
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     if family == "qwen3_moe":
@@ -177,6 +203,12 @@ def write_family(directory, config, path):
         writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
         for kind in ("long", "short"):
             writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], dtype=np.float32))
+    if family == "gpt_oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if family == "ministral3":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
@@ -197,7 +229,12 @@ def write_family(directory, config, path):
     writer.add_token_types([1] * config.vocab_size)
     writer.add_token_merges(["a b"])
     experts = {}  # the matrices of a layer's experts, by the name of the tensor that has them all
-    for name, tensor in load_file(os.path.join(directory, "model.safetensors")).items():
+    tensors = load_file(os.path.join(directory, "model.safetensors"))
+    for name, tensor in tensors.items():
+        if family == "gpt_oss" and ".experts." in name:
+            if not name.endswith("_scales"):
+                add_stacked_experts(writer, name, tensors)
+            continue
         values = tensor.float().numpy()
         if family == "gemma3_text" and name.endswith("norm.weight"):
             values = values + 1  # as their writer has them
@@ -218,9 +255,9 @@ def write_family(directory, config, path):
     writer.close()
 
 
-# Windows that llama.cpp's files of these families do not have, and what divides Gemma's logits, where it is not that of a published
-# model.
-NOT_IN_GGUF = ("qwen2_window", "qwen3_window", "smollm3_window", "gemma3")
+# Windows that llama.cpp's files of these families do not have, or not in these layers, what divides Gemma's logits, where it is not
+# that of a published model, and the limit of gpt-oss's gates, where it is another.
+NOT_IN_GGUF = ("qwen2_window", "qwen3_window", "smollm3_window", "gemma3", "gpt_oss")
 
 
 def has_gguf_experts(config):
@@ -243,7 +280,7 @@ def compare_families(tool):
             continue  # the text part's tensors have other names, and their file is that of a text model
         kind = rope_of(config)["rope_type"]
         # llama.cpp's files say less of yarn than config.json does, and have one base for all layers.
-        kinds = ("yarn",) if config.model_type in ("ministral3", "olmo3") else ("default", "linear", "longrope", "llama3")
+        kinds = ("yarn",) if config.model_type in ("ministral3", "olmo3", "gpt_oss") else ("default", "linear", "longrope", "llama3")
         every_fourth = [int((i + 1) % 4 != 0) for i in range(config.num_hidden_layers)]
         if (not os.path.exists(os.path.join(source, "model.safetensors")) or kind not in kinds
                 or config.model_type in ("mistral", "glm") or case in NOT_IN_GGUF or not has_gguf_experts(config) or getattr(config, "no_rope_layers", every_fourth) != every_fourth):

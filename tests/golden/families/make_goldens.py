@@ -48,6 +48,7 @@ class Case:
     # The text part of a model that reads images, `family` its model_type; how its tensors are called: as by
     # transformers before 4.52 ("old"), or since ("new").
     names: str | None = None
+    mxfp4: bool = False  # experts are 4-bit floats with powers of two, as gpt-oss was published
 
 
 def shape(hidden, heads, kv_heads, head_dim=None, intermediate=40, **more):
@@ -233,6 +234,23 @@ CASES = [
     Case("exaone4_full", "EXAONE 4 without windows, as its model of 1.2B: all layers rotate; tied, head_dim 80 given",
          "exaone4", config=shape(64, 2, 1, 80, intermediate=32, sliding_window=None, layer_types=["full_attention"] * 2,
                                  tie_word_embeddings=True)),
+    Case("gpt_oss", "gpt-oss: sinks, a window of 50 tokens in the layers that layer_types names, 3 of 5 experts with biases and a clamped "
+         "gate of another alpha and limit, no biases of attention, yarn without truncate, transformers 5 keys",
+         "gpt_oss", config=shape(64, 4, 2, 64, intermediate=24, num_hidden_layers=3, num_local_experts=5, num_experts_per_tok=3,
+                                 sliding_window=50, layer_types=["full_attention", "sliding_attention", "full_attention"],
+                                 attention_bias=False, swiglu_alpha=1.1, swiglu_limit=0.8), rope=yarn(truncate=False)),
+    Case("gpt_oss_mxfp4", "gpt-oss as it was published: experts in MXFP4, biases of attention, windows in every other layer by the family's "
+         "default, transformers 4 keys",
+         "gpt_oss", config=shape(64, 2, 1, 64, intermediate=32, num_hidden_layers=3, num_local_experts=4, num_experts_per_tok=2,
+                                 sliding_window=70), rope=dict(yarn(truncate=False), rope_theta=150000.0), keys="4",
+         drop=("layer_types", "head_dim", "rms_norm_eps", "swiglu_alpha", "attention_bias"), mxfp4=True),
+    Case("gpt_oss_defaults", "gpt-oss: sizes, window, gate and yarn by the family's defaults, float32",
+         "gpt_oss", "float32", config=shape(32, 4, 1, 64, intermediate=16, num_local_experts=5, num_experts_per_tok=4,
+                                            num_hidden_layers=4, sliding_window=128),
+         rope=dict(rope_type="yarn", rope_theta=150000.0, factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                   original_max_position_embeddings=4096),
+         drop=("layer_types", "head_dim", "rms_norm_eps", "swiglu_alpha", "swiglu_limit", "attention_bias", "sliding_window",
+               "rope_parameters", "num_experts_per_tok", "tie_word_embeddings")),
 ]
 
 
@@ -250,15 +268,17 @@ def randomise(model, seed):
         for name, tensor in model.named_parameters():
             if name.endswith("norm.weight"):
                 normal(tensor, 0.25, plain_norm(model))
-            elif name.endswith(".bias"):
-                normal(tensor, 0.3)
+            elif name.endswith((".bias", "_bias")):
+                normal(tensor, 3.0 if name.endswith("gate_up_proj_bias") else 0.3)  # some beyond the gate's limit, which is 7
+            elif name.endswith(".sinks"):
+                normal(tensor, 2.0, 4.0)  # from a small part of attention to most of it
             elif "embed_tokens" in name:
                 normal(tensor, 0.3 if tied else 1.0)
             elif "lm_head" in name:
                 normal(tensor, 2.0 * tensor.shape[1] ** -0.5)
             else:
                 gain = 1.4 if any(kind in name for kind in ("q_proj", "k_proj", "qkv_proj")) else 1.0
-                gain *= 2.0 if ".experts." in name or name.endswith("mlp.gate.weight") else 1.0
+                gain *= 2.0 if ".experts." in name or name.endswith(("mlp.gate.weight", "mlp.router.weight")) else 1.0
                 normal(tensor, gain * tensor.shape[-1] ** -0.5)
 
 
@@ -312,6 +332,53 @@ def rename_tensors(folder, names):
         path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
+# E2M1: the magnitudes of codes 0 to 7; code 8 and more are negative.
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
+MXFP4_VALUES = 32  # of a scale
+
+
+def to_mxfp4(weight):
+    """Blocks [...][n / 32][16] and scales [...][n / 32] of rows [...][n]: the scale makes the largest value one of 4 to 8."""
+    groups = weight.float().unflatten(-1, (-1, MXFP4_VALUES))
+    exponents = torch.floor(torch.log2(groups.abs().amax(-1))) - 2
+    codes = (groups[..., None] * 2.0 ** -exponents[..., None, None] - E2M1).abs().argmin(-1).to(torch.uint8)
+    return codes[..., 0::2] | codes[..., 1::2] << 4, (exponents + 127).to(torch.uint8)
+
+
+def from_mxfp4(blocks, scales):
+    """The rows of to_mxfp4."""
+    values = torch.stack((E2M1[(blocks & 15).long()], E2M1[(blocks >> 4).long()]), -1).flatten(-2)
+    return (values * 2.0 ** (scales.float()[..., None] - 127)).flatten(-2)
+
+
+def write_mxfp4(folder):
+    """Rewrites the experts' matrices, which transformers has with outputs as columns, and says so in config.json."""
+    path = folder / "model.safetensors"
+    tensors = {}
+    for name, tensor in load_file(path).items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = to_mxfp4(tensor.transpose(-1, -2).contiguous())
+        else:
+            tensors[name] = tensor
+    save_file(tensors, path, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def load_mxfp4(folder, config):
+    """The model with experts as they are in the file, widened."""
+    del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_blocks")]:
+        of = name.removesuffix("_blocks")
+        tensors[of] = from_mxfp4(tensors.pop(name), tensors.pop(f"{of}_scales")).transpose(-1, -2)
+    model.load_state_dict(tensors)
+    return model.eval()
+
+
 def with_images(text):
     """The configuration of a whole of which `text` is a part."""
     if text.model_type == "gemma3_text":
@@ -352,6 +419,8 @@ def write_model(case, seed, folder):
         rename_tensors(folder, case.names)
         config.pop("tie_word_embeddings", None)  # the text part's counts
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    if case.mxfp4:
+        write_mxfp4(folder)
 
 
 def load(folder, max_context=None):
@@ -361,6 +430,8 @@ def load(folder, max_context=None):
     rope = (config.text_config if is_text_part else config).rope_parameters
     if max_context is not None and max_context > rope["original_max_position_embeddings"]:
         rope["short_factor"] = rope["long_factor"]
+    if getattr(config, "quantization_config", None) is not None:
+        return load_mxfp4(folder, config)
     kind = AutoModelForImageTextToText if is_text_part else AutoModelForCausalLM
     return kind.from_pretrained(folder, config=config, dtype=torch.float32, attn_implementation="eager").eval()
 
@@ -407,8 +478,10 @@ def knockouts(model):
     kinds = sorted({name.split(".", 3)[-1] if ".layers." in name else name for name in parameters})
     for kind in kinds:
         members = [tensor for name, tensor in parameters.items() if name.endswith(kind)]
-        if kind.endswith(".bias"):
+        if kind.endswith((".bias", "_bias")):
             yield kind, lambda members=members: [tensor.zero_() for tensor in members]
+        elif kind.endswith(".sinks"):
+            yield kind, lambda members=members: [tensor.fill_(-1e4) for tensor in members]
         elif "norm" in kind:
             yield kind, lambda members=members: [tensor.fill_(plain_norm(model)) for tensor in members]
     rotary = text_of(model).rotary_emb
@@ -449,6 +522,9 @@ def knockouts(model):
         yield "routers", lambda: [router.weight.copy_(-router.weight) for router in routers]
         yield "an expert", lambda: [layer.mlp.experts.down_proj[1].zero_() for layer in layers if hasattr(layer.mlp, "experts")]
         yield "the last slot", lambda: [setattr(router, "top_k", router.top_k - 1) for router in routers]
+    if model.config.model_type == "gpt_oss":
+        for name, value in (("limit", 1e4), ("alpha", 0.5 * layers[0].mlp.experts.alpha)):
+            yield f"the gate's {name}", lambda name=name, value=value: [setattr(layer.mlp.experts, name, value) for layer in layers]
     if model.config.model_type == "qwen3_moe":
         yield "whether weights are normalised", lambda: [
             setattr(router, "norm_topk_prob", not router.norm_topk_prob) for router in routers]

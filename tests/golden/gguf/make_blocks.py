@@ -14,7 +14,8 @@ import gguf
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType as Type
 
-TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K",
+         "MXFP4"]
 # Where in a block there are float16 numbers, or float32 and bfloat16 ones: they are made finite.
 HALVES = {"F16": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2],
           "Q6_K": [208]}
@@ -28,6 +29,8 @@ def random_blocks(name, count, random):
     for at in HALVES.get(name, []):
         high = blocks[:, at + 1]
         high[(high & 0x7C) == 0x7C] &= 0xFB  # an exponent of 31 is infinite, or no number
+    if name == "MXFP4":
+        blocks[blocks[:, 0] == 255, 0] = 127  # no number by OCP's standard, 2^127 in this package
     if name in TOP_BYTE:
         blocks[:, TOP_BYTE[name]] &= 0xBF
     return blocks

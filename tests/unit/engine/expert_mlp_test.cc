@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/decoder.h"
+#include "engine/model/model_family.h"
 #include "engine/model/synthetic_weights.h"
 #include "engine/model/weight_storage.h"
 #include "engine/model_loader.h"
@@ -72,11 +73,16 @@ TEST_F(ExpertMlpTest, AddsWhatPlainLoopsAdd) {
     config.experts.per_token = static_cast<int32_t>(Int(1, std::min(config.experts.count, 6)));
     config.experts.intermediate_size = 8 * static_cast<int32_t>(Int(1, 9));
     config.experts.normalized = round % 2 == 0;
+    const bool has_biases = round % 3 == 0;
+    if (round % 4 < 2) config.experts.clamped = {.alpha = 1.3f, .limit = 0.8f};
     const int64_t hidden = config.hidden_size, width = config.experts.intermediate_size;
     const int64_t m = Int(1, 50), k = config.experts.per_token;
     const auto backend = kernels::MakeCpuBackend("auto", 2);
     const std::vector<float> router =
         Normal(config.experts.count * hidden, 2 / std::sqrt(static_cast<double>(hidden)));
+    const std::vector<float> router_bias = Normal(config.experts.count, 1);
+    const std::vector<float> gate_up_bias = Normal(config.experts.count * 2 * width, 1);
+    const std::vector<float> down_bias = Normal(config.experts.count * hidden, 1);
     std::vector<std::vector<float>> gate_up, down;
     ExpertMlp::Layer layer;
     const auto pack = [&](const std::vector<float>& values, int64_t rows, int64_t cols) {
@@ -84,6 +90,16 @@ TEST_F(ExpertMlpTest, AddsWhatPlainLoopsAdd) {
                            DType::kF32);
     };
     layer.router = pack(router, config.experts.count, hidden);
+    if (has_biases) {
+      const auto copy = [&](const std::vector<float>& values) {
+        kernels::Buffer buffer = backend->Allocate(values.size() * sizeof(float));
+        std::copy(values.begin(), values.end(), static_cast<float*>(buffer.data()));
+        return buffer;
+      };
+      layer.router_bias = copy(router_bias);
+      layer.gate_up_bias = copy(gate_up_bias);
+      layer.down_bias = copy(down_bias);
+    }
     for (int32_t e = 0; e < config.experts.count; ++e) {
       gate_up.push_back(Normal(2 * width * hidden, 1 / std::sqrt(static_cast<double>(hidden))));
       down.push_back(Normal(hidden * width, 1 / std::sqrt(static_cast<double>(width))));
@@ -110,7 +126,8 @@ TEST_F(ExpertMlpTest, AddsWhatPlainLoopsAdd) {
       };
       std::vector<std::pair<double, int32_t>> logits;
       for (int32_t e = 0; e < config.experts.count; ++e) {
-        logits.emplace_back(dot(&router[e * hidden], x, hidden), e);
+        const double bias = has_biases ? router_bias[e] : 0;
+        logits.emplace_back(dot(&router[e * hidden], x, hidden) + bias, e);
       }
       double of_all = 0;
       for (const auto& logit : logits) of_all += std::exp(logit.first);
@@ -127,12 +144,23 @@ TEST_F(ExpertMlpTest, AddsWhatPlainLoopsAdd) {
             std::exp(logits[s].first) / (config.experts.normalized ? of_chosen : of_all);
         std::vector<double> inner(width);
         for (int64_t j = 0; j < width; ++j) {
-          const double gate = dot(&gate_up[e][j * hidden], x, hidden);
-          const double up = dot(&gate_up[e][(width + j) * hidden], x, hidden);
-          inner[j] = gate / (1 + std::exp(-gate)) * up;
+          double gate = dot(&gate_up[e][j * hidden], x, hidden);
+          double up = dot(&gate_up[e][(width + j) * hidden], x, hidden);
+          if (has_biases) {
+            gate += gate_up_bias[e * 2 * width + j];
+            up += gate_up_bias[e * 2 * width + width + j];
+          }
+          if (const auto& by = config.experts.clamped; by.has_value()) {
+            gate = std::min<double>(gate, by->limit);
+            up = std::clamp<double>(up, -by->limit, by->limit) + 1;
+            inner[j] = gate / (1 + std::exp(-by->alpha * gate)) * up;
+          } else {
+            inner[j] = gate / (1 + std::exp(-gate)) * up;
+          }
         }
         for (int64_t j = 0; j < hidden; ++j) {
-          expected[j] += weight * dot(&down[e][j * width], inner.data(), width);
+          const double bias = has_biases ? down_bias[e * hidden + j] : 0;
+          expected[j] += weight * (dot(&down[e][j * width], inner.data(), width) + bias);
         }
       }
       for (int64_t j = 0; j < hidden; ++j) {
@@ -213,6 +241,42 @@ class ExpertModelTest : public ExpertMlpTest {
     transform_ = std::move(fit_of_all);
   }
 
+  void ExpectTheSameBitsHoweverAPromptIsCut() {
+    SCOPED_TRACE(Seed());
+    for (const WeightStorage storage :
+         {WeightStorage::kWide, WeightStorage::kInt8, WeightStorage::kInt4, WeightStorage::kFloat8,
+          WeightStorage::kW8A8}) {
+      for (const char* text : {"dense", "lsh:k=20,window=16,dense_layers=0,from=0",
+                               "pca:k=20,window=16,dense_layers=0,from=0"}) {
+        SCOPED_TRACE(std::string(text) + " " + WeightStorageName(storage));
+        const auto policy = ParseAttentionPolicy(text);
+        ASSERT_TRUE(policy.ok()) << policy.status();
+        std::vector<float> expected;
+        for (const int32_t chunk : {kTokens, 1, static_cast<int32_t>(Int(2, 64))}) {
+          const auto backend = kernels::MakeCpuBackend("auto", chunk == kTokens ? 1 : 3);
+          const auto decoder = Make(*backend, storage);
+          const auto blocks = testing::ShuffledBlocks(*decoder, random_);
+          std::unique_ptr<RetrievalState> state;
+          ASSERT_TRUE(decoder->CheckPolicy(*policy).ok()) << decoder->CheckPolicy(*policy);
+          if (policy->kind != AttentionPolicy::Kind::kDense) {
+            state = *decoder->NewRetrievalState(*policy);
+          }
+          const std::vector<float> logits =
+              testing::Run(*decoder, tokens_, 0, blocks, kTokens, chunk, state.get(), 0);
+          if (expected.empty()) {
+            expected = logits;
+            EXPECT_TRUE(std::all_of(logits.begin(), logits.end(),
+                                    [](float logit) { return std::isfinite(logit); }));
+            continue;
+          }
+          ASSERT_EQ(logits.size(), expected.size());
+          EXPECT_EQ(std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)), 0)
+              << "in chunks of " << chunk;
+        }
+      }
+    }
+  }
+
   static constexpr int32_t kTokens = 200;
   std::vector<kernels::TransformCodeHead> heads_;
   std::shared_ptr<const TransformFit> transform_;
@@ -222,38 +286,23 @@ class ExpertModelTest : public ExpertMlpTest {
 };
 
 TEST_F(ExpertModelTest, ATokenHasTheSameBitsHoweverItsPromptIsCutInEveryFormOfWeights) {
-  SCOPED_TRACE(Seed());
-  for (const WeightStorage storage :
-       {WeightStorage::kWide, WeightStorage::kInt8, WeightStorage::kInt4, WeightStorage::kFloat8,
-        WeightStorage::kW8A8}) {
-    for (const char* text : {"dense", "lsh:k=20,window=16,dense_layers=0,from=0",
-                             "pca:k=20,window=16,dense_layers=0,from=0"}) {
-      SCOPED_TRACE(std::string(text) + " " + WeightStorageName(storage));
-      const auto policy = ParseAttentionPolicy(text);
-      ASSERT_TRUE(policy.ok()) << policy.status();
-      std::vector<float> expected;
-      for (const int32_t chunk : {kTokens, 1, static_cast<int32_t>(Int(2, 64))}) {
-        const auto backend = kernels::MakeCpuBackend("auto", chunk == kTokens ? 1 : 3);
-        const auto decoder = Make(*backend, storage);
-        const auto blocks = testing::ShuffledBlocks(*decoder, random_);
-        std::unique_ptr<RetrievalState> state;
-        ASSERT_TRUE(decoder->CheckPolicy(*policy).ok()) << decoder->CheckPolicy(*policy);
-        if (policy->kind != AttentionPolicy::Kind::kDense)
-          state = *decoder->NewRetrievalState(*policy);
-        const std::vector<float> logits =
-            testing::Run(*decoder, tokens_, 0, blocks, kTokens, chunk, state.get(), 0);
-        if (expected.empty()) {
-          expected = logits;
-          EXPECT_TRUE(std::all_of(logits.begin(), logits.end(),
-                                  [](float logit) { return std::isfinite(logit); }));
-          continue;
-        }
-        ASSERT_EQ(logits.size(), expected.size());
-        EXPECT_EQ(std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)), 0)
-            << "in chunks of " << chunk;
-      }
-    }
+  ExpectTheSameBitsHoweverAPromptIsCut();
+}
+
+// The same as gpt-oss has it: sinks, windows in every other layer, biases everywhere and the clamped gate.
+class GptOssModelTest : public ExpertModelTest {
+ protected:
+  GptOssModelTest() {
+    config_.family = ModelConfig::Family::kGptOss;
+    config_.layers.assign(3, FamilyOf(config_.family).layer);
+    config_.layers[0].window = config_.layers[2].window = 70;
+    config_.experts.clamped.emplace();
+    weights_ = *MakeSyntheticWeights(config_, 7);
   }
+};
+
+TEST_F(GptOssModelTest, ATokenHasTheSameBitsHoweverItsPromptIsCutInEveryFormOfWeights) {
+  ExpectTheSameBitsHoweverAPromptIsCut();
 }
 
 // The router's choice can be read when the device was waited for, and not before.
@@ -304,9 +353,15 @@ class RoutingDevice : public PretendedDevice {
       const kernels::ExpertMatrices& expert = experts[ids[slot]];
       std::vector<float> gated(expert.gate_up->out_features()), activated(gated.size() / 2);
       const int64_t row = slot / args.per_token;
-      cpu_.Matmul(args.normed.RowRange(row, 1), *expert.gate_up, view(gated, 1), {});
-      cpu_.SiluMatmul(view(gated, 1), *expert.down, view(activated, 1), args.rows.RowRange(slot, 1),
-                      {});
+      cpu_.Matmul(args.normed.RowRange(row, 1), *expert.gate_up, view(gated, 1),
+                  {.bias = expert.gate_up_bias});
+      if (args.clamped.has_value()) {
+        cpu_.ClampedSwigluMul(view(gated, 1), *args.clamped, view(activated, 1));
+      } else {
+        cpu_.SiluMul(view(gated, 1), view(activated, 1));
+      }
+      cpu_.Matmul(view(activated, 1), *expert.down, args.rows.RowRange(slot, 1),
+                  {.bias = expert.down_bias});
       places[slot] = static_cast<int32_t>(slot);
     }
     cpu_.AddExpertRows(args.rows.RowRange(0, slots), places, view(weights, m), args.hidden);
@@ -338,6 +393,41 @@ TEST_F(ExpertModelTest, ADeviceThatRoutesIsNotWaitedForAndTheHostRoutesTheRest) 
   device.calls = 0;
   EXPECT_EQ(testing::Run(*of_device, tokens_, 0, blocks, kTokens, 50), expected);
   EXPECT_GT(device.refusals, 0);
+}
+
+TEST_F(GptOssModelTest, ADeviceThatRoutesIsToldOfBiasesAndOfTheGate) {
+  const auto cpu = kernels::MakeCpuBackend("auto", 2);
+  const auto of_cpu = Make(*cpu, WeightStorage::kWide);
+  RoutingDevice device(*cpu);
+  const auto of_device = Make(device, WeightStorage::kWide);
+  device.most = 50;
+  const std::vector<int32_t> blocks = testing::ShuffledBlocks(*of_cpu, random_);
+  EXPECT_EQ(testing::Run(*of_device, tokens_, 0, blocks, kTokens, 50),
+            testing::Run(*of_cpu, tokens_, 0, blocks, kTokens, 50));
+  EXPECT_GT(device.calls, 0);
+}
+
+// A device without kernels for sinks.
+class SinklessDevice : public PretendedDevice {
+ public:
+  using PretendedDevice::PretendedDevice;
+  std::string Refusal(const kernels::KvLayout&, int32_t, bool has_sinks) const override {
+    return has_sinks ? "attention with sinks" : "";
+  }
+};
+
+TEST_F(GptOssModelTest, ADeviceWithoutSinksRefusesTheModelByName) {
+  const auto cpu = kernels::MakeCpuBackend("auto", 1);
+  SinklessDevice device(*cpu);
+  const absl::Status status = Decoder::Create(config_, weights_.weights, device,
+                                              {.compute = DType::kBF16,
+                                               .kv_dtype = DType::kBF16,
+                                               .block_tokens = 16,
+                                               .kv_bytes = 8 << 20})
+                                  .status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("does not run attention with sinks; --device cpu does"));
 }
 
 TEST_F(ExpertModelTest, ADeviceThatFailsInALayerOfExpertsMakesItUnavailable) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/model/model_family.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/gguf_files.h"
@@ -208,7 +209,7 @@ TEST(GgufConfig, WhatWouldChangeTheAnswerIsRefusedByName) {
   const std::vector<Refusal> refusals = {
       {"architecture", set("general.architecture", "gemma4"),
        "\"gemma4\" is not supported; winnow runs llama, mistral3, qwen2, qwen3, smollm3, seed_oss, "
-       "granite, phi3, glm4, olmo2, gemma3, exaone4, ernie4_5, qwen3moe"},
+       "granite, phi3, glm4, olmo2, gemma3, exaone4, ernie4_5, qwen3moe, gpt-oss"},
       {"no architecture", remove("general.architecture"), "\"general.architecture\": missing",
        kInvalid},
       {"an adapter", set("general.type", "adapter"), "\"adapter\" is not supported"},
@@ -319,6 +320,49 @@ GgufBuilder Of(const std::string& name) {
   if (name == "granite") set("logit_scale", 8.0f);
   file.Tensor("token_embd.weight", {512, 4}, kGgufF32, std::string(512 * 16, '\0'));
   return file;
+}
+
+// As llama.cpp's converter writes it.
+TEST(GgufConfig, GptOssHasItsGateWindowsAndYarnWithoutKeys) {
+  GgufBuilder file = Of("gpt-oss");
+  const auto set = [&file](const std::string& key, auto value) {
+    file.Set("gpt-oss." + key, value);
+  };
+  set("expert_count", uint32_t{32});
+  set("expert_used_count", uint32_t{4});
+  set("expert_feed_forward_length", uint32_t{512});
+  set("attention.sliding_window", uint32_t{128});
+  set("rope.freq_base", 150000.0f);
+  set("rope.scaling.type", "yarn");
+  set("rope.scaling.factor", 32.0f);
+  set("rope.scaling.original_context_length", uint32_t{4096});
+  // A bias of experts has two dimensions, and says nothing of the type of matrices.
+  file.Tensor("blk.0.attn_q.bias", {512}, kGgufF32, std::string(512 * 4, '\0'));
+  file.Tensor("blk.0.attn_output.bias", {512}, kGgufF32, std::string(512 * 4, '\0'));
+  const auto config = Read(file);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->family, ModelConfig::Family::kGptOss);
+  EXPECT_EQ(config->experts, (ExpertsConfig{.count = 32,
+                                            .per_token = 4,
+                                            .intermediate_size = 512,
+                                            .normalized = true,
+                                            .clamped = kernels::ClampedSwiglu()}));
+  for (int32_t i = 0; i < config->num_layers(); ++i) {
+    LayerSpec expected = FamilyOf(config->family).layer;
+    expected.window = i % 2 == 0 ? 128 : 0;
+    EXPECT_EQ(config->layers[i], expected) << i;
+  }
+  EXPECT_EQ(config->ropes[0].theta, 150000.0);
+  EXPECT_EQ(config->ropes[0].scaling, (RopeScaling{.kind = RopeScaling::Kind::kYarn,
+                                                   .factor = 32,
+                                                   .original_max_position_embeddings = 4096,
+                                                   .truncate = false}));
+  // The softmax of the chosen logits by another name, and a gate that there is none for.
+  set("expert_gating_func", uint32_t{3});
+  EXPECT_TRUE(Read(file).ok()) << Read(file).status();
+  file.Remove("gpt-oss.expert_gating_func");
+  set("expert_gating_func", uint32_t{2});
+  EXPECT_THAT(std::string(Read(file).status().message()), HasSubstr("expert_gating_func"));
 }
 
 TEST(GgufConfig, AFileWithAWindowIsOfTheLaterFamily) {

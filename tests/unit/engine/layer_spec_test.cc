@@ -74,6 +74,12 @@ TEST(ModelFamilyTest, EntryGivesTheLayersOfItsModels) {
             LayerSpec{.mlp = LayerSpec::Mlp::kExperts});
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kQwen3Moe).layer,
             (LayerSpec{.mlp = LayerSpec::Mlp::kExperts, .qk_norm = true}));
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kGptOss).layer,
+            (LayerSpec{.mlp = LayerSpec::Mlp::kExperts,
+                       .qkv_bias = true,
+                       .o_bias = true,
+                       .mlp_bias = true,
+                       .sinks = true}));
 }
 
 // Keys that an entry does not honour leave its layers alone or are refused: never half of each.
@@ -155,9 +161,6 @@ TEST(LayerSpecTest, WhatIsNotComputedIsRefusedByLayerAndName) {
       {{.norms = LayerSpec::Norms::kAround, .mlp = LayerSpec::Mlp::kExperts},
        absl::StatusCode::kUnimplemented,
        "norms after attention and experts"},
-      {{.mlp = LayerSpec::Mlp::kExperts, .mlp_bias = true},
-       absl::StatusCode::kUnimplemented,
-       "biases of experts"},
       {{.rope = 2}, absl::StatusCode::kInvalidArgument, "no RoPE set 2; the model has 2"},
       {{.rope = -2}, absl::StatusCode::kInvalidArgument, "no RoPE set -2; the model has 2"},
   };
@@ -168,10 +171,14 @@ TEST(LayerSpecTest, WhatIsNotComputedIsRefusedByLayerAndName) {
                                           .qk_norm_whole = true,
                                           .qkv_bias = true,
                                           .o_bias = true,
-                                          .mlp_bias = true};
+                                          .mlp_bias = true,
+                                          .sinks = true};
   EXPECT_TRUE(CheckLayers(std::vector<LayerSpec>(4, all_that_is_computed), 2).ok());
   EXPECT_TRUE(CheckLayers(std::vector<LayerSpec>(4, {.rope = LayerSpec::kNoRope}), 2).ok());
   EXPECT_TRUE(CheckLayers(std::vector<LayerSpec>(4, {.mlp = LayerSpec::Mlp::kExperts}), 2).ok());
+  EXPECT_TRUE(
+      CheckLayers(std::vector<LayerSpec>(4, {.mlp = LayerSpec::Mlp::kExperts, .mlp_bias = true}), 2)
+          .ok());
   for (const auto& refused : kCases) {
     std::vector<LayerSpec> layers(4, all_that_is_computed);
     layers[2] = refused.layer;

@@ -624,14 +624,15 @@ std::vector<Refusal> Refusals() {
   const auto rope = [](const json& scaling) { return With({{"rope_scaling", scaling}}); };
 
   std::vector<Refusal> table = {
-      {"architectures", With({{"architectures", {"GptOssForCausalLM"}}, {"model_type", "gpt_oss"}}),
+      {"architectures", With({{"architectures", {"Gemma2ForCausalLM"}}, {"model_type", "gemma2"}}),
        kUnimplemented,
-       "\"GptOssForCausalLM\" is not supported; winnow runs LlamaForCausalLM, MistralForCausalLM, "
+       "\"Gemma2ForCausalLM\" is not supported; winnow runs LlamaForCausalLM, MistralForCausalLM, "
        "Ministral3ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM, "
        "SeedOssForCausalLM, GraniteForCausalLM, Phi3ForCausalLM, GlmForCausalLM, "
        "Glm4ForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, Gemma3ForCausalLM, "
        "Exaone4ForCausalLM, "
-       "Ernie4_5ForCausalLM, MixtralForCausalLM, Qwen3MoeForCausalLM, and the text part of "
+       "Ernie4_5ForCausalLM, MixtralForCausalLM, Qwen3MoeForCausalLM, GptOssForCausalLM, and the "
+       "text part of "
        "Mistral3ForConditionalGeneration and of Gemma3ForConditionalGeneration"},
       {"architectures", With({{"architectures", {"GraniteMoeForCausalLM"}}}), kUnimplemented,
        "winnow runs"},
@@ -815,6 +816,7 @@ TEST(ModelConfigTest, KeysThatChangeTheComputationAreRefusedUnlessTheyAreNeutral
                                                               {"embedding_multiplier", 12},
                                                               {"final_logit_softcapping", 30.0},
                                                               {"num_local_experts", 8},
+                                                              {"swiglu_limit", 7.0},
                                                               {"no_rope_layers", {1, 0}},
                                                               {"use_qk_norm", true}}) {
     const absl::Status status = Parse(With({{key, value}})).status();
@@ -922,6 +924,94 @@ TEST(ModelConfigTest, SomeLayersMayHaveOneMlpAmongLayersOfExperts) {
   EXPECT_EQ(kinds({{"mlp_only_layers", {1}}, {"decoder_sparse_step", 2}}), "ddded");
   EXPECT_EQ(kinds({{"decoder_sparse_step", 6}}), "ddddd");
   EXPECT_EQ(ParseGood(Qwen3Moe({{"decoder_sparse_step", 6}})).experts, ExpertsConfig());
+}
+
+// As gpt-oss-20b's file has it, but for the layers' number.
+TEST(ModelConfigTest, GptOssIsReadAsItIsPublished) {
+  json config = {{"architectures", {"GptOssForCausalLM"}},
+                 {"attention_bias", true},
+                 {"attention_dropout", 0.0},
+                 {"eos_token_id", 200002},
+                 {"experts_per_token", 4},
+                 {"head_dim", 64},
+                 {"hidden_act", "silu"},
+                 {"hidden_size", 2880},
+                 {"initial_context_length", 4096},
+                 {"initializer_range", 0.02},
+                 {"intermediate_size", 2880},
+                 {"layer_types", {"sliding_attention", "full_attention", "sliding_attention"}},
+                 {"max_position_embeddings", 131072},
+                 {"model_type", "gpt_oss"},
+                 {"num_attention_heads", 64},
+                 {"num_experts_per_tok", 4},
+                 {"num_hidden_layers", 3},
+                 {"num_key_value_heads", 8},
+                 {"num_local_experts", 32},
+                 {"output_router_logits", false},
+                 {"pad_token_id", 199999},
+                 {"quantization_config",
+                  {{"modules_to_not_convert",
+                    {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+                     "lm_head"}},
+                   {"quant_method", "mxfp4"}}},
+                 {"rms_norm_eps", 1e-05},
+                 {"rope_scaling",
+                  {{"beta_fast", 32.0},
+                   {"beta_slow", 1.0},
+                   {"factor", 32.0},
+                   {"original_max_position_embeddings", 4096},
+                   {"rope_type", "yarn"},
+                   {"truncate", false}}},
+                 {"rope_theta", 150000},
+                 {"router_aux_loss_coef", 0.9},
+                 {"sliding_window", 128},
+                 {"swiglu_limit", 7.0},
+                 {"tie_word_embeddings", false},
+                 {"transformers_version", "4.55.0.dev0"},
+                 {"use_cache", true},
+                 {"vocab_size", 201088}};
+  const ModelConfig published = ParseGood(config);
+  EXPECT_THAT(published.unknown_keys, IsEmpty());
+  EXPECT_EQ(published.dtype, kernels::DType::kBF16);
+  EXPECT_EQ(published.weight_scheme, WeightScheme(Mxfp4Scheme()));
+  EXPECT_THAT(WindowsOf(published), ElementsAre(128, 0, 128));
+  EXPECT_EQ(published.experts, (ExpertsConfig{.count = 32,
+                                              .per_token = 4,
+                                              .intermediate_size = 2880,
+                                              .normalized = true,
+                                              .clamped = kernels::ClampedSwiglu{1.702f, 7.0f}}));
+  // What the reference's own defaults make of a file that says little.
+  json bare = config;
+  for (const char* key :
+       {"attention_bias", "experts_per_token", "head_dim", "layer_types", "num_experts_per_tok",
+        "quantization_config", "rms_norm_eps", "rope_scaling", "rope_theta", "sliding_window",
+        "swiglu_limit", "num_key_value_heads", "num_attention_heads"}) {
+    bare.erase(key);
+  }
+  const ModelConfig defaults = ParseGood(bare);
+  EXPECT_EQ(defaults.layers, published.layers);
+  EXPECT_EQ(defaults.experts, published.experts);
+  EXPECT_EQ(defaults.head_dim, 64);
+  EXPECT_EQ(defaults.num_kv_heads, 8);
+  EXPECT_EQ(defaults.rms_norm_eps, published.rms_norm_eps);
+  EXPECT_EQ(defaults.ropes[0].theta, published.ropes[0].theta);
+  EXPECT_EQ(defaults.ropes[0].scaling, published.ropes[0].scaling);
+
+  config.update({{"attention_bias", false}, {"swiglu_alpha", 1.5}, {"swiglu_limit", 3}});
+  const ModelConfig other = ParseGood(config);
+  EXPECT_FALSE(other.layers[0].qkv_bias || other.layers[0].o_bias);
+  EXPECT_TRUE(other.layers[0].mlp_bias && other.layers[0].sinks);
+  EXPECT_EQ(other.experts.clamped, (kernels::ClampedSwiglu{1.5f, 3.0f}));
+  for (const auto& [key, value] : std::map<std::string, json>{{"experts_per_token", 5},
+                                                              {"swiglu_limit", 0},
+                                                              {"swiglu_alpha", -1},
+                                                              {"hidden_act", "gelu"},
+                                                              {"mlp_bias", true}}) {
+    json wrong = config;
+    wrong[key] = value;
+    EXPECT_THAT(std::string(Parse(wrong).status().message()),
+                StartsWith("dir/config.json: " + key + ": "));
+  }
 }
 
 TEST(ModelConfigTest, ExpertsThatCannotBeAreRefusedByKey) {

@@ -164,7 +164,10 @@ TEST_F(ModelFingerprintOf, KvHoldsEveryByteAndEveryNumberThatKvDependsOn) {
   differs([](ModelConfig& c) { c.ropes[0].query_scaling = {.beta = 0.1, .length = 8192}; });
   for (const ExpertsConfig& experts :
        {ExpertsConfig{.count = 8, .per_token = 2}, ExpertsConfig{.count = 8, .per_token = 3},
-        ExpertsConfig{.count = 8, .per_token = 2, .normalized = true}}) {
+        ExpertsConfig{.count = 8, .per_token = 2, .normalized = true},
+        ExpertsConfig{.count = 8, .per_token = 2, .clamped = kernels::ClampedSwiglu()},
+        ExpertsConfig{.count = 8, .per_token = 2, .clamped = kernels::ClampedSwiglu{1.5f, 7.0f}},
+        ExpertsConfig{.count = 8, .per_token = 2, .clamped = kernels::ClampedSwiglu{1.702f, 5}}}) {
     differs([&](ModelConfig& c) { c.experts = experts; });
     ModelConfig two = config_;
     two.experts = {.count = 8, .per_token = 2};

@@ -118,7 +118,9 @@ class PretendedDevice : public TimedBackend {
       of_lists.states = states.data();
     }
     cpu_.AttendRows(of_lists);
-    if (args.states == nullptr) cpu_.FinishStates(args.queries, states.data(), d, args.out);
+    if (args.states == nullptr) {
+      cpu_.FinishStates(args.queries, states.data(), d, args.sinks, args.out);
+    }
   }
   void CompleteStates(const kernels::CompleteStatesArgs& args) override {
     if (!args.rows.are_tokens()) return TimedBackend::CompleteStates(args);

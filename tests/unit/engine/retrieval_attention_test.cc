@@ -113,7 +113,8 @@ class RetrievalAttentionTest : public ::testing::Test {
     retrieval_->Begin({&chunk, 1});
     retrieval_->Index(layer);
     if (retrieval_->any_retrieves()) {
-      retrieval_->Attend(layer, Rows(q, kHeads), false, Rows(out, kHeads));
+      retrieval_->Attend(layer, Rows(q, kHeads), false, sinks_.empty() ? nullptr : sinks_.data(),
+                         Rows(out, kHeads));
     }
     retrieval_->End();
     return out;
@@ -209,7 +210,7 @@ class RetrievalAttentionTest : public ::testing::Test {
       for (int32_t t = 0; t <= position; ++t) {
         if (t < policy.sink || t > position - policy.window) read.push_back(t);
       }
-      double sum = 0;
+      double sum = sinks_.empty() ? 0 : std::exp(double{sinks_[head]});
       std::vector<double> expected(kDim, 0.0);
       for (const int32_t t : read) {
         const double weight = std::exp(Logit(head, position, t));
@@ -225,6 +226,28 @@ class RetrievalAttentionTest : public ::testing::Test {
     }
   }
 
+  // Sums of e^logit beside which sinks_ made of the rows `without` them those `with`, by query and head. Every channel must have
+  // the same factor.
+  std::vector<double> SumsBeside(const std::vector<float>& without,
+                                 const std::vector<float>& with) const {
+    std::vector<double> sums;
+    for (size_t row = 0; row < without.size() / kDim; ++row) {
+      double product = 0, square = 0;
+      for (size_t i = row * kDim; i < (row + 1) * kDim; ++i) {
+        product += double{with[i]} * without[i];
+        square += double{without[i]} * without[i];
+      }
+      const double factor = product / square;
+      EXPECT_GT(factor, 0);
+      EXPECT_LT(factor, 1);
+      for (size_t i = row * kDim; i < (row + 1) * kDim; ++i) {
+        EXPECT_NEAR(with[i], factor * without[i], 1e-5);
+      }
+      sums.push_back(std::exp(double{sinks_[row % kHeads]}) * factor / (1 - factor));
+    }
+    return sums;
+  }
+
   const uint64_t seed_;
   std::mt19937_64 random_;
   ModelConfig config_;
@@ -233,6 +256,7 @@ class RetrievalAttentionTest : public ::testing::Test {
   std::vector<int32_t> blocks_;
   std::unique_ptr<KvMemory> memory_;
   std::vector<float> k_, v_, q_;
+  std::vector<float> sinks_;  // [kHeads], or empty
   std::unique_ptr<RetrievalAttention> retrieval_;
   std::shared_ptr<TransformFit> transform_;
 };
@@ -676,6 +700,55 @@ TEST_F(RetrievalByMassTest, EveryRowIsAttendedOnce) {
   }
 }
 
+// A sink is in the denominator together with what is read and with what is estimated of the rest, wherever rows are found: it
+// scales a head's output by 1 / (1 + e^sink / sum), whose sum is larger where a tail is added.
+TEST_F(RetrievalByMassTest, SinksShareTheDenominatorWithTheTail) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  std::vector<double> read_alone;  // sums by query and head, of rows that are read
+  std::vector<float> sinks = Normal(kHeads);
+  for (float& sink : sinks) sink = 8 + sink / 2;  // as large as the sums of logits are here
+  for (const char* text : {"pca:k=11,sink=5,window=20,tail=off", "pca:k=11,sink=5,window=20"}) {
+    std::vector<float> by_address;
+    for (const bool on_device : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << text << ", on a device: " << on_device);
+      PretendedDevice device(*backend_);
+      RetrievalOptions options;
+      options.indexes = {{AttentionPolicy::Kind::kPca, 128}};
+      options.transform = transform_;
+      kernels::Backend& backend = on_device ? static_cast<kernels::Backend&>(device) : *backend_;
+      auto made = RetrievalAttention::Create(config_, *memory_, kTokens, backend, options);
+      ASSERT_TRUE(made.ok()) << made.status();
+      retrieval_ = *std::move(made);
+      auto state = State(Policy(text));
+      Pass(*state, 0, 300, 1000);
+      sinks_.clear();
+      const std::vector<float> without = Pass(*state, 300, 303, 300);
+      sinks_ = sinks;
+      const std::vector<float> with = Pass(*state, 300, 303, 300);
+      std::vector<double> sums = SumsBeside(without, with);
+      for (float& sink : sinks_) sink += 1;
+      const std::vector<double> same_sums = SumsBeside(without, Pass(*state, 300, 303, 300));
+      for (size_t i = 0; i < sums.size(); ++i) EXPECT_NEAR(same_sums[i] / sums[i], 1, 1e-2);
+      if (!on_device) {
+        by_address = with;
+      } else {
+        EXPECT_TRUE(std::ranges::equal(with, by_address));
+      }
+      if (read_alone.empty()) read_alone = sums;
+      for (size_t i = 0; i < sums.size(); ++i) {
+        if (Policy(text).HasTail()) {
+          EXPECT_GT(sums[i], 1.05 * read_alone[i]);
+        } else {
+          EXPECT_NEAR(sums[i] / read_alone[i], 1, 1e-2);
+        }
+      }
+      sinks_.clear();
+      state.reset();
+      retrieval_.reset();  // before its backend
+    }
+  }
+}
+
 // Computed again from an earlier token, in other chunks: the same bits.
 TEST_F(RetrievalByMassTest, TablesAreMadeAgainAfterARewind) {
   Make({{AttentionPolicy::Kind::kPca, 128}});
@@ -770,6 +843,26 @@ TEST_F(RetrievalAttentionTest, OracleReadsTheTokensWithTheMostMass) {
     config_.attention_multiplier = multiplier;
     Make({});
     const AttentionPolicy policy = Policy("oracle:k=13,sink=4,window=20");
+    const auto state = State(policy);
+    const std::vector<float> out = Pass(*state, 300, 340, 0);
+    for (int32_t position = 300; position < 340; position += 11) {
+      ExpectRow(
+          policy, position, &out[(position - 300) * kRow],
+          [&](const QueryPlan& plan, int32_t kv_head) { return Oracle(plan, position, kv_head); },
+          [&](const QueryPlan& plan, int32_t kv_head) {
+            return OracleIsInDoubt(plan, position, kv_head);
+          });
+    }
+  }
+}
+
+TEST_F(RetrievalAttentionTest, SinksAreInTheDenominatorOfWhatIsReadAndChooseNothing) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  Make({});
+  sinks_ = Normal(kHeads);
+  for (float& sink : sinks_) sink = 6 + sink;
+  for (const char* text : {"window:sink=5,window=20", "oracle:k=13,sink=4,window=20"}) {
+    const AttentionPolicy policy = Policy(text);
     const auto state = State(policy);
     const std::vector<float> out = Pass(*state, 300, 340, 0);
     for (int32_t position = 300; position < 340; position += 11) {
@@ -1027,7 +1120,7 @@ TEST_F(RetrievalAttentionTest, CompletionLeavesHeadsThatItHarmsAlone) {
   Make({}, 0, false, artifact);
   const std::string policy = "oracle:k=8,sink=4,window=16,dense_layers=0,from=0";
   const auto without = State(Policy(policy));
-  const auto completed = State(Policy(policy + ",completion=on"));
+  auto completed = State(Policy(policy + ",completion=on"));
   const int32_t first = kTokens - 3;
   Pass(*completed, 0, first, first);  // the summary takes in the tokens before
   const std::vector<float> plain = Pass(*without, first, kTokens, first);
@@ -1043,6 +1136,22 @@ TEST_F(RetrievalAttentionTest, CompletionLeavesHeadsThatItHarmsAlone) {
     }
   }
   EXPECT_TRUE(other_head_differs);
+
+  // Sinks share the denominator with the estimate.
+  sinks_ = Normal(kHeads);
+  for (float& sink : sinks_) sink = 12 + sink / 2;  // this map's estimates are large
+  const std::vector<double> of_read = SumsBeside(plain, Pass(*without, first, kTokens, first));
+  completed.reset();  // there is room for one summary
+  completed = State(Policy(policy + ",completion=on"));
+  Pass(*completed, 0, first, first);
+  const auto of_all = SumsBeside(out, Pass(*completed, first, kTokens, first));
+  for (size_t i = 0; i < of_all.size(); ++i) {
+    if (i % kHeads / kGroup == 0) {
+      EXPECT_NEAR(of_all[i] / of_read[i], 1, 1e-2);
+    } else {
+      EXPECT_GT(of_all[i], of_read[i]);
+    }
+  }
 }
 
 TEST_F(RetrievalAttentionTest, CompletionWithoutAVerdictIsRefusedByName) {

@@ -172,11 +172,11 @@ TEST(TransformFitTest, SelectsAndEstimatesAsTheGoldenDoes) {
                        .scale = scale,
                        .states = states.data()});
   std::vector<float> none(kGroup * kDim), with(kGroup * kDim);
-  backend->FinishStates({&query, 1}, states.data(), kDim,
+  backend->FinishStates({&query, 1}, states.data(), kDim, nullptr,
                         {none.data(), kernels::DType::kF32, 1, kGroup * kDim, kGroup * kDim});
   const float* const tables[] = {data.data()};
   backend->MergeTails({&query, 1}, tables, *packed, tail, kDim, states.data());
-  backend->FinishStates({&query, 1}, states.data(), kDim,
+  backend->FinishStates({&query, 1}, states.data(), kDim, nullptr,
                         {with.data(), kernels::DType::kF32, 1, kGroup * kDim, kGroup * kDim});
   const auto distance = [](const std::vector<float>& a, const std::vector<double>& b) {
     double sum = 0;

@@ -130,7 +130,11 @@ TEST(WeightsTest, EveryFamilyGoldenLoadsWithItsOptionalTensors) {
     EXPECT_EQ(layer.q_bias.data != nullptr, config->layers[0].qkv_bias);
     EXPECT_EQ(layer.v_bias.data != nullptr, config->layers[0].qkv_bias);
     EXPECT_EQ(layer.o_bias.data != nullptr, config->layers[0].o_bias);
-    EXPECT_EQ(layer.down_bias.data != nullptr, config->layers[0].mlp_bias);
+    const bool has_experts = !layer.experts.empty();
+    const WeightMatrix& down_bias = has_experts ? layer.experts[1].down_bias : layer.down_bias;
+    EXPECT_EQ(down_bias.data != nullptr, config->layers[0].mlp_bias);
+    EXPECT_EQ(layer.router_bias.data != nullptr, has_experts && config->layers[0].mlp_bias);
+    EXPECT_EQ(layer.sinks.data != nullptr, config->layers[0].sinks);
     EXPECT_EQ(layer.k_norm.data != nullptr, config->layers[0].qk_norm);
     EXPECT_EQ(layer.q.type, kernels::WeightTypeOf(config->dtype));
     EXPECT_EQ(weights->lm_head.data == weights->embedding.data, config->tie_word_embeddings);

@@ -54,6 +54,45 @@ TEST(AttentionStateTest, MergedPartsAreTheWhole) {
   }
 }
 
+// A sink is a key whose value is zero.
+TEST(AttentionStateTest, ASinkIsAKeyWithoutAValue) {
+  Random random;
+  SCOPED_TRACE(random.seed());
+  for (int round = 0; round < 100; ++round) {
+    const double sink = random.Normal(20.0f);
+    std::vector<double> scores;
+    std::vector<std::vector<double>> values;
+    for (int64_t i = random.Int(1, 6); i > 0; --i) {
+      scores.push_back(random.Normal(20.0f));
+      values.emplace_back();
+      for (int64_t j = 0; j < kDim; ++j) values.back().push_back(random.Normal());
+    }
+    const auto state = StateOf(scores, values);
+    scores.push_back(sink);
+    values.emplace_back(kDim, 0.0);
+    const auto with_key = StateOf(scores, values);
+    std::vector<float> a(kDim), b(kDim);
+    FinishAttentionState(state.data(), kDim, static_cast<float>(sink), a.data());
+    FinishAttentionState(with_key.data(), kDim, b.data());
+    for (int64_t j = 0; j < kDim; ++j) EXPECT_NEAR(a[j], b[j], 1e-5);
+  }
+}
+
+TEST(AttentionStateTest, ASinkOfMinusInfinityChangesNoBitAndALargeOneLeavesNothing) {
+  const auto state =
+      StateOf({-3.0, 2.0, 1.5}, {std::vector<double>(kDim, 1.0), std::vector<double>(kDim, -0.3),
+                                 std::vector<double>(kDim, 0.7)});
+  std::vector<float> none(kDim), with(kDim, 5.0f);
+  FinishAttentionState(state.data(), kDim, none.data());
+  FinishAttentionState(state.data(), kDim, -INFINITY, with.data());
+  EXPECT_EQ(with, none);
+  FinishAttentionState(state.data(), kDim, 3e38f, with.data());
+  EXPECT_EQ(with, std::vector<float>(kDim, 0.0f));
+  std::fill(with.begin(), with.end(), 5.0f);
+  FinishAttentionState(StateOf({}, {}).data(), kDim, 1.0f, with.data());
+  EXPECT_EQ(with, std::vector<float>(kDim, 0.0f));
+}
+
 TEST(AttentionStateTest, AnEmptyPartChangesNoBit) {
   const auto state =
       StateOf({-3.0, 2.0}, {std::vector<double>(kDim, 1.0), std::vector<double>(kDim, -0.3)});

@@ -58,6 +58,58 @@ TEST_P(AttentionTest, EqualsTheReferenceForEveryHeadDimensionGroupAndBlockSize) 
   }
 }
 
+TEST_P(AttentionTest, SinksTakeTheirShareOfTheDenominator) {
+  SCOPED_TRACE(Seed());
+  for (const DType dtype : kKvTypes) {
+    for (const int32_t d : {64, 80, 96, 128, 256}) {
+      for (const int32_t group : {1, 8, static_cast<int32_t>(random_.Int(2, 7))}) {
+        const auto block_tokens = static_cast<int32_t>(16 * random_.Int(1, 16));
+        const auto heads = static_cast<int32_t>(random_.Int(1, 2));
+        const auto length = static_cast<int32_t>(random_.Int(1, 700));
+        const auto tokens = static_cast<int32_t>(random_.Int(1, std::min(length, 12)));
+        const auto window = static_cast<int32_t>(random_.Int(0, 1) * random_.Int(1, 300));
+        SCOPED_TRACE(testing::Message()
+                     << DTypeName(dtype) << " d " << d << " G " << group << " Hkv " << heads
+                     << " block " << block_tokens << " length " << length << " tokens " << tokens
+                     << " window " << window);
+        const PagedKv kv(random_, {heads, d, block_tokens, dtype}, {length});
+        Matrix q = Matrix::Normal(random_, tokens, int64_t{heads} * group * d);
+        // From ones that leave all to the keys to ones that leave nothing.
+        Matrix sinks = Matrix::Normal(random_, 1, int64_t{heads} * group, 5.0f);
+        sinks.row(0)[random_.Int(0, sinks.cols() - 1)] = random_.Int(0, 1) == 0 ? -1e4f : 1e4f;
+        AttentionChunk chunk = kv.Chunk(0, 0, tokens, length - tokens);
+        chunk.window = window;
+        chunk.sinks = sinks.row(0);
+        const float scale = 1.0f / std::sqrt(static_cast<float>(d));
+        const auto backend = Make(static_cast<int>(random_.Int(1, 3)));
+        const Matrix whole = Attend(*backend, kv, q, {chunk}, scale);
+        ExpectNear(whole, Reference(kv, q, {chunk}, scale), Tolerance(dtype), 0);
+        // The same bits decoded, with other threads.
+        const auto other = Make(static_cast<int>(random_.Int(1, 3)));
+        const auto row = static_cast<int32_t>(random_.Int(0, tokens - 1));
+        chunk.first_row = row;
+        chunk.num_tokens = 1;
+        chunk.position += row;
+        EXPECT_TRUE(SameBits(Attend(*other, kv, q, {chunk}, scale), row, whole, row));
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, SinksOfMinusInfinityChangeNoBit) {
+  SCOPED_TRACE(Seed());
+  const KvLayout layout{2, 64, 64, kKvTypes[random_.Int(0, 3)]};
+  const PagedKv kv(random_, layout, {900});
+  Matrix q = Matrix::Normal(random_, 30, 8 * 64), sinks(1, 8);
+  std::fill_n(sinks.row(0), 8, -INFINITY);
+  std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, 30, 870)};
+  const auto backend = Make(2);
+  const Matrix without = Attend(*backend, kv, q, chunks, 0.125f);
+  chunks[0].sinks = sinks.row(0);
+  const Matrix with = Attend(*backend, kv, q, chunks, 0.125f);
+  for (int64_t i = 0; i < 30; ++i) EXPECT_TRUE(SameBits(with, i, without, i));
+}
+
 TEST_P(AttentionTest, EightBitsHaveTheBitsOfAPoolThatHoldsTheirValues) {
   SCOPED_TRACE(Seed());
   for (const DType dtype : {DType::kI8, DType::kF8}) {

@@ -35,6 +35,14 @@ std::vector<uint32_t> Bits(const std::vector<float>& values) {
   return bits;
 }
 
+TEST(Quantized, ScalesOfMxfp4ArePowersOfTwoToTheLastBit) {
+  for (int code = 0; code < 255; ++code) {
+    EXPECT_EQ(ToFloat(Mxfp4Scale(static_cast<uint8_t>(code))), std::ldexp(1.0f, code - 128))
+        << code;
+  }
+  EXPECT_TRUE(std::isnan(ToFloat(Mxfp4Scale(255))));
+}
+
 // tests/golden/gguf/make_blocks.py says how they were made.
 TEST(Quantized, EveryTypeDequantisesBitForBitAsPyPiGguf) {
   std::ifstream file(std::string(WINNOW_SOURCE_DIR) + "/tests/golden/gguf/blocks.json");
@@ -108,7 +116,8 @@ TEST(Quantized, PartsOfABlockGiveItsValues) {
       DequantizeRow(type, block.data(), size.values, expected.data());
       BlockParts parts;
       SplitBlock(type, block.data(), &parts);
-      const float scale = ToFloat(F16{parts.scale}), offset = ToFloat(F16{parts.offset});
+      const float scale = shape.has_table ? ToFloat(BF16{parts.scale}) : ToFloat(F16{parts.scale});
+      const float offset = ToFloat(F16{parts.offset});
       for (int64_t i = 0; i < size.values; ++i) {
         ASSERT_LT(parts.integers[i], 1 << (shape.bits == 4 ? 4 : 8));
         const int64_t group = i / shape.group;
@@ -116,7 +125,9 @@ TEST(Quantized, PartsOfABlockGiveItsValues) {
         const float o = !shape.has_offset ? 0
                         : shape.has_codes ? -(offset * parts.offset_codes[group])
                                           : offset;
-        const float value = s * static_cast<float>(parts.integers[i] - shape.bias) + o;
+        const int integer =
+            shape.has_table ? kDoubledE2M1[parts.integers[i]] : parts.integers[i] - shape.bias;
+        const float value = s * static_cast<float>(integer) + o;
         if (std::isnan(expected[i])) {
           ASSERT_TRUE(std::isnan(value));
         } else {

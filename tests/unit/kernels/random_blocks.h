@@ -19,10 +19,11 @@ inline constexpr WeightType kBlockTypes[] = {
     WeightType::kQ8_0,  WeightType::kQ4K,    WeightType::kQ5K,   WeightType::kQ6K,
     WeightType::kI4x32, WeightType::kI4x128, WeightType::kL4x32, WeightType::kF8x32,
     WeightType::kF8x128};
+// Those that products on a CPU compute with as integers.
 inline constexpr WeightType kIntegerBlocks[] = {
-    WeightType::kQ4_0,  WeightType::kQ4_1,   WeightType::kQ5_0, WeightType::kQ5_1,
-    WeightType::kQ8_0,  WeightType::kQ4K,    WeightType::kQ5K,  WeightType::kQ6K,
-    WeightType::kI4x32, WeightType::kI4x128, WeightType::kL4x32};
+    WeightType::kQ4_0,  WeightType::kQ4_1,   WeightType::kQ5_0,  WeightType::kQ5_1,
+    WeightType::kQ8_0,  WeightType::kQ4K,    WeightType::kQ5K,   WeightType::kQ6K,
+    WeightType::kI4x32, WeightType::kI4x128, WeightType::kL4x32, WeightType::kMxfp4};
 inline constexpr std::span<const WeightType> kFloatBlocks = std::span(kBlockTypes).last<2>();
 
 // Random blocks, at odd addresses, whose scales are those of weights; or bfloat16 values.
@@ -84,6 +85,10 @@ class BlockMatrix {
       return;
     }
     if (type_ == WeightType::kI8x128) return put(0, 0.1f);
+    if (type_ == WeightType::kMxfp4) {
+      *block = static_cast<std::byte>(random.Int(121, 128));  // 2^-7 to 1
+      return;
+    }
     const BlockShape shape = BlockShapeOf(type_);
     put(type_ == WeightType::kQ6K ? 208 : 0, shape.has_codes ? 0.002f : 0.1f);
     if (type_ == WeightType::kI4x32 || type_ == WeightType::kI4x128) {

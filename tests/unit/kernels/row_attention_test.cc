@@ -122,9 +122,18 @@ TEST_P(RowAttentionTest, AllTokensChosenIsDenseAttention) {
       for (int32_t t = 0; t < length; ++t) rows[head].push_back(kv.Row(0, head, t));
     }
     const std::vector<float> states = States(*backend, q, layout, 0.125f, Queries(1), rows);
-    backend->FinishStates(Queries(1), states.data(), layout.head_dim, gathered.tensor());
+    backend->FinishStates(Queries(1), states.data(), layout.head_dim, nullptr, gathered.tensor());
     // Attend rounds q and weights to bf16 where the processor multiplies bf16.
     const bool exact = dtype == DType::kF32 || (GetParam() != "avx512" && GetParam() != "amx");
+    ExpectNear(gathered, dense, exact ? 1e-6 : 2e-2, exact ? 1e-5 : 0);
+
+    // The same with sinks, which dense attention has in its chunks.
+    Matrix sinks = Matrix::Normal(random_, 1, 2 * group, 4.0f);
+    std::vector<AttentionChunk> with_sinks = chunks;
+    with_sinks[0].sinks = sinks.row(0);
+    backend->Attend(q.tensor(), with_sinks, kv.pool(), layout, 0.125f, dense.tensor());
+    backend->FinishStates(Queries(1), states.data(), layout.head_dim, sinks.row(0),
+                          gathered.tensor());
     ExpectNear(gathered, dense, exact ? 1e-6 : 2e-2, exact ? 1e-5 : 0);
   }
 }
@@ -228,7 +237,7 @@ TEST_P(RowAttentionTest, AnEmptyListIsTheStateOfNoKeysAndFinishesAsZeros) {
   for (int g = 0; g < 2; ++g) {
     EXPECT_EQ(std::memcmp(states.data() + g * empty.size(), empty.data(), 4 * empty.size()), 0);
   }
-  backend->FinishStates(to_row_1, states.data(), 64, out.tensor());
+  backend->FinishStates(to_row_1, states.data(), 64, nullptr, out.tensor());
   EXPECT_TRUE(SameBits(out, 0, before, 0));
   EXPECT_TRUE(SameBits(out, 2, before, 2));
   for (int32_t c = 0; c < 128; ++c) EXPECT_EQ(out.row(1)[c], 0.0f);

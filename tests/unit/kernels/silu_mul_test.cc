@@ -64,6 +64,50 @@ TEST_P(SiluMulTest, LargeGatesNeitherOverflowNorLoseTheirSign) {
     EXPECT_NEAR(out.row(0)[j], expected.row(0)[j], 1e-6 * std::abs(expected.row(0)[j]) + 1e-30);
 }
 
+TEST_P(SiluMulTest, ClampedSwigluEqualsTheReferenceForAnyWidth) {
+  SCOPED_TRACE(Seed());
+  for (const int64_t n :
+       {int64_t{1}, int64_t{15}, int64_t{16}, random_.Int(17, 500), int64_t{2880}}) {
+    const int64_t m = random_.Int(1, 7);
+    const ClampedSwiglu by =
+        random_.Int(0, 1) == 0 ? ClampedSwiglu() : ClampedSwiglu{.alpha = 0.7f, .limit = 2.5f};
+    Matrix gate_up = Matrix::Normal(random_, m, 2 * n, 5.0f);
+    Matrix out(m, n), expected(m, n);
+    Make(3)->ClampedSwigluMul(gate_up.tensor(), by, out.tensor());
+    ClampedSwigluMulRef(gate_up.tensor(), by, expected.tensor());
+    EXPECT_TRUE(out.GuardsIntact());
+    ExpectNear(out, expected, 1e-6, 4e-6);
+  }
+}
+
+// Gates have no bound below, and ups have one on either side.
+TEST_P(SiluMulTest, ClampedSwigluBoundsGatesAboveAndUpsOnBothSides) {
+  const float gates[] = {-1e30f, -60.0f, 1e30f, 7.0f, 3.0f, 3.0f};
+  const float ups[] = {2.0f, 2.0f, 1e30f, 7.0f, -1e30f, -7.0f};
+  Matrix gate_up(1, 12), out(1, 6);
+  for (int j = 0; j < 6; ++j) {
+    gate_up.row(0)[j] = gates[j];
+    gate_up.row(0)[6 + j] = ups[j];
+  }
+  Make(1)->ClampedSwigluMul(gate_up.tensor(), {}, out.tensor());
+  EXPECT_NEAR(out.row(0)[0], 0.0f, 2e-2);  // as with silu's
+  EXPECT_NEAR(out.row(0)[1], 0.0f, 1e-30);
+  EXPECT_EQ(out.row(0)[2], out.row(0)[3]);
+  EXPECT_NEAR(out.row(0)[3], 8 * 7 / (1 + std::exp(-1.702 * 7)), 1e-4);
+  EXPECT_EQ(out.row(0)[4], out.row(0)[5]);
+  EXPECT_NEAR(out.row(0)[5], -6 * 3 / (1 + std::exp(-1.702 * 3)), 1e-4);
+}
+
+TEST_P(SiluMulTest, ClampedSwigluPassesNotANumberOn) {
+  Matrix gate_up(1, 34), out(1, 17);
+  gate_up.row(0)[3] = NAN;
+  gate_up.row(0)[17 + 16] = NAN;
+  Make(1)->ClampedSwigluMul(gate_up.tensor(), {}, out.tensor());
+  EXPECT_TRUE(std::isnan(out.row(0)[3]));
+  EXPECT_TRUE(std::isnan(out.row(0)[16]));
+  EXPECT_EQ(out.row(0)[4], 0.0f);
+}
+
 TEST_P(SiluMulTest, NotANumberIsPassedOn) {
   Matrix gate_up(1, 34), out(1, 17);
   gate_up.row(0)[3] = NAN;
