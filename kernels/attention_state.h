@@ -6,7 +6,7 @@
 // So o / sum is the part's attention, and (max + log2 sum) * ln 2 its log-sum-exp. Scores in base 2
 // save a multiplication per score.
 //
-// A sink is a score that a model has learned for a query head, in base 2 like the others: it takes its share of the softmax's
+// A learned sink (no token that a policy calls so) is a score of a query head, in base 2 like the others: it takes its share of the softmax's
 // denominator, and has no key and no value. It is merged last, into a state that is finished. So states of parts and their
 // masses are of keys alone, and all that was merged before, estimates too, meets the same denominator.
 //

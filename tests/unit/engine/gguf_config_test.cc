@@ -336,6 +336,11 @@ TEST(GgufConfig, GptOssHasItsGateWindowsAndYarnWithoutKeys) {
   set("rope.scaling.type", "yarn");
   set("rope.scaling.factor", 32.0f);
   set("rope.scaling.original_context_length", uint32_t{4096});
+  // "<|end|>" ends a message here, and no turn.
+  file.Set("tokenizer.ggml.tokens",
+           std::vector<std::string>{"<|return|>", "<|end|>", "<|call|>", "<|endoftext|>"});
+  file.Set("tokenizer.ggml.token_type", std::vector<int32_t>{3, 3, 3, 3});
+  file.Set("tokenizer.ggml.eos_token_id", uint32_t{0});
   // A bias of experts has two dimensions, and says nothing of the type of matrices.
   file.Tensor("blk.0.attn_q.bias", {512}, kGgufF32, std::string(512 * 4, '\0'));
   file.Tensor("blk.0.attn_output.bias", {512}, kGgufF32, std::string(512 * 4, '\0'));
@@ -352,6 +357,7 @@ TEST(GgufConfig, GptOssHasItsGateWindowsAndYarnWithoutKeys) {
     expected.window = i % 2 == 0 ? 128 : 0;
     EXPECT_EQ(config->layers[i], expected) << i;
   }
+  EXPECT_THAT(config->eos_token_ids, ElementsAre(0, 2, 3));
   EXPECT_EQ(config->ropes[0].theta, 150000.0);
   EXPECT_EQ(config->ropes[0].scaling, (RopeScaling{.kind = RopeScaling::Kind::kYarn,
                                                    .factor = 32,
