@@ -493,18 +493,10 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
                                                          const KvPlan& plan) {
   WINNOW_CHECK(plan.num_layers() == config.num_layers() && plan.residency == options.residency);
   WINNOW_RETURN_IF_ERROR(CheckLayers(config.layers, static_cast<int32_t>(config.ropes.size())));
-  const bool has_sinks = std::any_of(config.layers.begin(), config.layers.end(),
-                                     [](const LayerSpec& layer) { return layer.sinks; });
-  if (const std::string refusal = backend.Refusal(plan.layout, config.num_heads, has_sinks);
+  if (const std::string refusal = backend.Refusal(plan.layout, config.num_heads);
       !refusal.empty()) {
     return absl::InvalidArgumentError(
         fmt::format("device: {} does not run {}; --device cpu does", backend.name(), refusal));
-  }
-  for (const kernels::WeightType type : StoredTypes(options.weights, weights)) {
-    if (backend.ComputesStored(type)) continue;
-    return absl::InvalidArgumentError(fmt::format(
-        "weights is stored: {} has no products with {} blocks: say wide, or --device cpu",
-        backend.name(), kernels::WeightTypeName(type)));
   }
   std::unique_ptr<Decoder> decoder(new Decoder(config, backend, options, plan));
   WINNOW_RETURN_IF_ERROR(decoder->PackWeights(weights));

@@ -53,9 +53,8 @@ class TimedBackend : public kernels::Backend {
 
   std::string name() const override { return inner_.name(); }
   std::string arithmetic() const override { return inner_.arithmetic(); }
-  std::string Refusal(const kernels::KvLayout& layout, int32_t num_heads,
-                      bool has_sinks) const override {
-    return inner_.Refusal(layout, num_heads, has_sinks);
+  std::string Refusal(const kernels::KvLayout& layout, int32_t num_heads) const override {
+    return inner_.Refusal(layout, num_heads);
   }
   int64_t AvailableBytes() const override { return inner_.AvailableBytes(); }
   kernels::Buffer Allocate(size_t size_bytes) override { return inner_.Allocate(size_bytes); }
@@ -80,9 +79,7 @@ class TimedBackend : public kernels::Backend {
   void CopyAllToDevice(std::span<const kernels::CopyPart> parts) override;
   std::unique_ptr<kernels::PackedMatrix> Pack(std::span<const kernels::HostMatrix> parts,
                                               kernels::DType compute) override;
-  bool ComputesStored(kernels::WeightType type) const override {
-    return inner_.ComputesStored(type);
-  }
+  bool ComputesStored() const override { return inner_.ComputesStored(); }
   std::unique_ptr<kernels::PackedMatrix> PackStored(std::span<const kernels::StoredMatrix> parts,
                                                     kernels::DType compute) override {
     return inner_.PackStored(parts, compute);

@@ -108,8 +108,8 @@ class SharedKv {
 
 class KvOps {
  public:
-  // Why a model with this KV cannot run here, as the end of a sentence; empty if it can. `has_sinks`: so has a layer's attention.
-  virtual std::string Refusal(const KvLayout& layout, int32_t num_heads, bool has_sinks) const = 0;
+  // Why a model with this KV cannot run here, as the end of a sentence; empty if it can.
+  virtual std::string Refusal(const KvLayout& layout, int32_t num_heads) const = 0;
 
   // Says that `pools` (shared memory, [num_pools]) are layers' KV: from here on they may be written by
   // operations and by CopyToDevice, and by the host only as SharedKv says. Null, and why in `why`: no memory, with the

@@ -111,10 +111,10 @@ class ModelOps {
   // Null if the memory cannot be had. REQUIRES: for kF16, f16 sources.
   virtual std::unique_ptr<PackedMatrix> Pack(std::span<const HostMatrix> parts, DType compute) = 0;
 
-  // Whether PackStored takes blocks of this type as they are.
-  virtual bool ComputesStored(WeightType type) const { return false; }
+  // Whether PackStored takes blocks as they are.
+  virtual bool ComputesStored() const { return false; }
   // As Pack, for products that compute with quantised blocks as they are (CPU: quantized_matmul.h; CUDA: cuda/block_order.h,
-  // compute kBF16 only); plain parts are packed for `compute`. REQUIRES: ComputesStored of every type, and cols a multiple of 32 where blocks
+  // compute kBF16 only); plain parts are packed for `compute`. REQUIRES: ComputesStored(), and cols a multiple of 32 where blocks
   // are quantised.
   virtual std::unique_ptr<PackedMatrix> PackStored(std::span<const StoredMatrix> parts,
                                                    DType compute) {

@@ -511,6 +511,19 @@ void RoundToL4x32(const float* x, std::byte* out) {
 
 }  // namespace
 
+void Mxfp4ToFloat8(const std::byte* row, int64_t cols, std::byte* out) {
+  const BlockSize from = BlockSizeOf(WeightType::kMxfp4), to = BlockSizeOf(WeightType::kF8x32);
+  for (int64_t at = 0; at < cols; at += from.values, row += from.bytes, out += to.bytes) {
+    // Numbers are halves of whole ones, so that the scale is twice of what those are multiplied by.
+    const float scale = 2 * ToFloat(Mxfp4Scale(U8(row)));
+    std::memcpy(out, &scale, sizeof scale);
+    for (int i = 0; i < from.values; ++i) {
+      const float number = 0.5f * static_cast<float>(kDoubledE2M1[Nibble(row + 1, i)]);
+      out[4 + i] = std::byte{ToF8E4M3(number).bits};
+    }
+  }
+}
+
 void QuantizeRow(WeightType type, const float* row, int64_t cols, std::byte* out) {
   const BlockSize block = BlockSizeOf(type);
   WINNOW_CHECK(cols % block.values == 0);

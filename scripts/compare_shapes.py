@@ -29,11 +29,11 @@ EXACT_POLICIES = ["pca:k=5%,verify=8,dense_layers=0", "lsh:k=5%,verify=3,dense_l
 
 LLAMA, QWEN2, QWEN3 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 SMOLLM3, SEED_OSS, GRANITE, PHI3 = "SmolLM3ForCausalLM", "SeedOssForCausalLM", "GraniteForCausalLM", "Phi3ForCausalLM"
-MIXTRAL, QWEN3_MOE = "MixtralForCausalLM", "Qwen3MoeForCausalLM"
+MIXTRAL, QWEN3_MOE, GPT_OSS = "MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM"
 GLM, ERNIE, MINISTRAL3 = "GlmForCausalLM", "Ernie4_5ForCausalLM", "Ministral3ForCausalLM"
 GLM4, OLMO3, GEMMA3, EXAONE4 = "Glm4ForCausalLM", "Olmo3ForCausalLM", "Gemma3ForCausalLM", "Exaone4ForCausalLM"
 MODEL_TYPES = {SEED_OSS: "seed_oss", QWEN3_MOE: "qwen3_moe", ERNIE: "ernie4_5",
-               GEMMA3: "gemma3_text"}  # where it is not the family's name
+               GEMMA3: "gemma3_text", GPT_OSS: "gpt_oss"}  # where it is not the family's name
 # Family, layers (so that a shape has about 300 million weights at most), hidden and intermediate size, heads, KV heads, head
 # dimension, vocabulary (the family's where it is a small part of the weights).
 SHAPES = {
@@ -66,9 +66,11 @@ SHAPES = {
     "glm-4-0414-9b": (GLM4, 1, 4096, 13696, 32, 2, 128, 16384),
     "olmo-3-7b": (OLMO3, 2, 4096, 5504, 32, 32, 128, 8192),  # half as wide
     "gemma-3-27b": (GEMMA3, 2, 5376, 5376, 32, 16, 128, 4096),  # a quarter as wide
+    "gemma-3-4b": (GEMMA3, 2, 2560, 10240, 8, 4, 256, 8192),
     "exaone-4-32b": (EXAONE4, 2, 5120, 6848, 40, 8, 128, 4096),  # a quarter as wide
     "mixtral-8x7b": (MIXTRAL, 1, 4096, 3584, 32, 8, 128, 8192),  # a quarter as wide
     "qwen3-30b-a3b": (QWEN3_MOE, 2, 2048, 6144, 32, 4, 128, 16384),
+    "gpt-oss-20b": (GPT_OSS, 2, 2880, 2880, 64, 8, 64, 8192),
 }
 # Keys of a shape beside those of its sizes. Granite's attention_multiplier is larger than the family's, so that attention has a
 # part in what random weights say.
@@ -88,9 +90,16 @@ MORE_KEYS = {
     "olmo-3-7b": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 300},
     "gemma-3-27b": {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 300, "query_pre_attn_scalar": 168,
                     "hidden_act": "gelu_pytorch_tanh", "rope_theta": 1000000.0},
+    "gemma-3-4b": {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 300, "query_pre_attn_scalar": 256,
+                   "hidden_act": "gelu_pytorch_tanh", "rope_theta": 1000000.0},
     "exaone-4-32b": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 300, "sliding_window_pattern": "LG"},
     "mixtral-8x7b": {"num_local_experts": 8, "num_experts_per_tok": 2},
-    # A quarter of the experts.
+    # Quarters of the experts.
+    "gpt-oss-20b": {"num_local_experts": 8, "num_experts_per_tok": 4, "swiglu_limit": 7.0, "attention_bias": True,
+                    "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 300,
+                    "rope_theta": 150000.0,
+                    "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                                     "truncate": False, "original_max_position_embeddings": 256}},
     "qwen3-30b-a3b": {"num_experts": 32, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True},
 }
 

@@ -20,7 +20,7 @@
                                                 was read
   scripts/gpu.py spill --host-bytes BYTES [FLAG ...]   the same with KV that is more than BYTES of the host hold, most of it
                                                 on disk
-  scripts/gpu.py shapes [--shape NAME] [FLAG ...]   models of 25 well-known shapes with random weights: perplexity of --device cuda
+  scripts/gpu.py shapes [--shape NAME] [FLAG ...]   models of well-known shapes with random weights: perplexity of --device cuda
                                                 FLAG... beside that of --device cpu, and exact answers
                                                 (scripts/compare_shapes.py)
   scripts/gpu.py fault                          an illegal instruction, and a write to nobody's memory, on the GPU under a

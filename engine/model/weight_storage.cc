@@ -175,18 +175,6 @@ absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights) {
   return absl::OkStatus();
 }
 
-std::vector<WeightType> StoredTypes(WeightStorage storage, const Weights& weights) {
-  std::vector<WeightType> types;
-  if (storage != WeightStorage::kStored) return types;
-  ForEachMatrix(weights, [&](const WeightMatrix& matrix, bool) {
-    if (!IsQuantized(matrix) || std::find(types.begin(), types.end(), matrix.type) != types.end()) {
-      return;
-    }
-    types.push_back(matrix.type);
-  });
-  return types;
-}
-
 int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute) {
   int64_t bytes = VectorBytes(weights);
   ForEachMatrix(weights, [&](const WeightMatrix& matrix, bool is_output) {

@@ -37,9 +37,6 @@ absl::StatusOr<WeightStorage> ParseWeightStorage(std::string_view text);
 // that it can lay out, for rounding and the file has been rounded already, or where rows are no multiple of 32 values.
 absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights);
 
-// Types of the quantised blocks that products compute with as they are, each once.
-std::vector<kernels::WeightType> StoredTypes(WeightStorage storage, const Weights& weights);
-
 // Memory of all matrices and vectors in that form, a tied output embedding counted once; the pages of the file that
 // embeddings are looked up in do not count.
 int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute);

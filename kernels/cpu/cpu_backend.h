@@ -45,7 +45,7 @@ class CpuBackend final : public Backend {
 
   std::string name() const override;
   std::string arithmetic() const override { return std::string("cpu ") + ops_.name; }
-  std::string Refusal(const KvLayout&, int32_t, bool) const override { return {}; }
+  std::string Refusal(const KvLayout&, int32_t) const override { return {}; }
   int64_t AvailableBytes() const override { return -1; }
   Buffer Allocate(size_t size_bytes) override;
   Buffer AllocateShared(size_t size_bytes) override { return Allocate(size_bytes); }
@@ -59,7 +59,7 @@ class CpuBackend final : public Backend {
   void CopyToHost(const void* device, void* host, size_t size_bytes) override;
   void CopyToDevice(const void* host, void* device, size_t size_bytes) override;
   std::unique_ptr<PackedMatrix> Pack(std::span<const HostMatrix> parts, DType compute) override;
-  bool ComputesStored(WeightType) const override { return true; }
+  bool ComputesStored() const override { return true; }
   std::unique_ptr<PackedMatrix> PackStored(std::span<const StoredMatrix> parts,
                                            DType compute) override;
   void Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,

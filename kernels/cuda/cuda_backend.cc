@@ -7,6 +7,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cuda/cuda_backend_impl.h"
+#include "kernels/cuda/dense_attention.h"
 #include "kernels/cuda/pinned_memory.h"
 #include "kernels/cuda/row_attention.h"
 #include "kernels/cuda/row_cache.h"
@@ -122,14 +123,21 @@ CudaBackend::~CudaBackend() {
   if (alone_) waited_on.fetch_and(~(uint64_t{1} << device_));
 }
 
-std::string CudaBackend::Refusal(const KvLayout& layout, int32_t num_heads, bool has_sinks) const {
+std::string CudaBackend::Refusal(const KvLayout& layout, int32_t num_heads) const {
   const int32_t d = layout.head_dim;
   if (layout.dtype != DType::kBF16 && !HasScales(layout.dtype)) {
     return std::string("KV in ") + DTypeName(layout.dtype) +
            " (bfloat16, int8 and float8_e4m3 only)";
   }
-  if (d != 64 && d != 80 && d != 96 && d != 128) {
-    return "a head dimension of " + std::to_string(d) + " (64, 80, 96 and 128 only)";
+  if (d != 64 && d != 80 && d != 96 && d != 128 && d != kWideHeadDim) {
+    return "a head dimension of " + std::to_string(d) + " (64, 80, 96, 128 and 256 only)";
+  }
+  if (d == kWideHeadDim && layout.dtype != DType::kBF16) {
+    return "a head dimension of 256 with KV in " + std::string(DTypeName(layout.dtype)) +
+           " (bfloat16 only)";
+  }
+  if (d == kWideHeadDim && !HasWideHeads()) {
+    return "a head dimension of 256 on a device whose blocks have so little shared memory";
   }
   if (!HasKvRows(layout)) {
     return "blocks of " + std::to_string(layout.block_tokens) + " tokens with KV in " +
@@ -140,7 +148,6 @@ std::string CudaBackend::Refusal(const KvLayout& layout, int32_t num_heads, bool
     return std::to_string(group) + " query heads per KV head (" +
            std::to_string(kMaxHeadsPerKvHead) + " at most)";
   }
-  if (has_sinks) return "attention with sinks";
   return {};
 }
 

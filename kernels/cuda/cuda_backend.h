@@ -2,7 +2,7 @@
 // kernels on one stream of one device. One object, used from one thread at a time.
 //
 // Needs: compute capability 8.0 or newer, a driver of this CUDA or newer. KV is bfloat16, d is 64, 80,
-// 96 or 128, at most kMaxHeadsPerKvHead query heads share a KV head; Refusal says so by name. Has run on
+// 96, 128 or (with KV in bfloat16) 256, at most kMaxHeadsPerKvHead query heads share a KV head; Refusal says so by name. Has run on
 // 9.0 only. Where a multiprocessor has less shared memory than on 8.0 and 9.0 (8.6, 8.9, 12.0), kernels
 // take their ways for longer rows sooner, and the widest hash functions and feature maps are refused.
 //
@@ -67,7 +67,7 @@ class CudaBackend final : public Backend {
 
   std::string name() const override { return name_; }
   std::string arithmetic() const override { return arithmetic_; }
-  std::string Refusal(const KvLayout& layout, int32_t num_heads, bool has_sinks) const override;
+  std::string Refusal(const KvLayout& layout, int32_t num_heads) const override;
   int64_t AvailableBytes() const override;
   Buffer Allocate(size_t size_bytes) override;
   Buffer AllocateShared(size_t size_bytes) override;
@@ -86,7 +86,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<PackedMatrix> Pack(std::span<const HostMatrix> parts, DType compute) override;
   void Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
               const MatmulEpilogue& epilogue) override;
-  bool ComputesStored(WeightType type) const override { return type != WeightType::kMxfp4; }
+  bool ComputesStored() const override { return true; }
   std::unique_ptr<PackedMatrix> PackStored(std::span<const StoredMatrix> parts,
                                            DType compute) override;
   void EmbedRows(const HostMatrix& table, std::span<const int32_t> ids, float scale,

@@ -113,7 +113,8 @@ std::unique_ptr<PackedMatrix> CudaBackend::PackStored(std::span<const StoredMatr
       weights.way = plain                              ? DeviceWeights::Way::kTensor
                     : part.type == WeightType::kI8x128 ? DeviceWeights::Way::kInt8
                                                        : DeviceWeights::Way::kBlocks;
-      if (!plain) weights.type = part.type;
+      // 4-bit floats become 8-bit ones, which have the same values.
+      if (!plain) weights.type = part.type == WeightType::kMxfp4 ? WeightType::kF8x32 : part.type;
       // Rounded rows and rows in order are not made for one product.
       WINNOW_CHECK(packed.empty() || (weights.way == DeviceWeights::Way::kInt8) ==
                                          (packed[0].weights.way == DeviceWeights::Way::kInt8));
@@ -133,21 +134,28 @@ std::unique_ptr<PackedMatrix> CudaBackend::PackStored(std::span<const StoredMatr
     const auto rows = static_cast<int64_t>(part.rows.size());
     while (row >= packed[at].first_output + packed[at].weights.out) ++at;
     const DeviceWeights& weights = packed[at].weights;
-    const auto row_bytes = static_cast<size_t>(WeightRowBytes(part.type, part.cols));
+    const bool converts = part.type == WeightType::kMxfp4;
+    const auto row_bytes =
+        static_cast<size_t>(WeightRowBytes(converts ? WeightType::kF8x32 : part.type, part.cols));
     const int64_t at_once = std::max<int64_t>(1, static_cast<int64_t>(kPackBytes / row_bytes));
     for (int64_t first = 0; first < rows; first += at_once) {
       const int64_t count = std::min(at_once, rows - first);
       if (!Grow(pack_, count * row_bytes, "weights on their way")) return nullptr;
       // Rows may lie anywhere; most often they follow each other.
       const std::byte* source = part.rows[first];
-      bool together = true;
+      bool together = !converts;
       for (int64_t i = 1; i < count && together; ++i) {
         together = part.rows[first + i] == source + i * row_bytes;
       }
       if (!together) {
         gathered.resize(count * row_bytes);
         for (int64_t i = 0; i < count; ++i) {
-          std::memcpy(gathered.data() + i * row_bytes, part.rows[first + i], row_bytes);
+          std::byte* const to = gathered.data() + i * row_bytes;
+          if (converts) {
+            Mxfp4ToFloat8(part.rows[first + i], part.cols, to);
+          } else {
+            std::memcpy(to, part.rows[first + i], row_bytes);
+          }
         }
         source = gathered.data();
       }
@@ -541,7 +549,7 @@ void CudaBackend::AttendSideBySide(const Tensor& q, std::span<const AttentionChu
     }
     for (int32_t first = 0; first < chunk.num_tokens; first += each) {
       pieces_.push_back({chunk.first_row + first, std::min(each, chunk.num_tokens - first),
-                         chunk.position + first, chunk.block_table, chunk.window});
+                         chunk.position + first, chunk.block_table, chunk.window, chunk.sinks});
     }
   }
   AttendChunks(q, pieces_, DenseWay::kSideBySide, pool, layout, scale, out);
@@ -561,6 +569,7 @@ void CudaBackend::AttendChunks(const Tensor& q, std::span<const AttentionChunk> 
   for (size_t first = 0; first < chunks.size();) {
     DenseAttentionShape shape{0, 0, 0, group, layout, way};
     shape.windowed = chunks[first].window > 0;
+    shape.sinks = chunks[first].sinks;
     while (first + shape.num_chunks < chunks.size() && shape.num_chunks < 1024) {
       const AttentionChunk& chunk = chunks[first + shape.num_chunks];
       DenseAttentionShape wider = shape;

@@ -47,7 +47,8 @@ void CudaBackend::AttendRows(const AttendRowsArgs& args) {
   const AttentionOutput output =
       args.states != nullptr
           ? AttentionOutput{.states = args.states}
-          : AttentionOutput{.out = args.out.f32(), .out_stride = args.out.stride};
+          : AttentionOutput{
+                .out = args.out.f32(), .out_stride = args.out.stride, .sinks = args.sinks};
   if (!args.rows.are_tokens()) {
     WINNOW_CHECK(args.states != nullptr);
     AttendAddresses(args, output);
@@ -312,7 +313,6 @@ void CudaBackend::MergeTails(std::span<const RetrievalQuery> queries,
 
 void CudaBackend::FinishStates(std::span<const RetrievalQuery> queries, const float* states,
                                int32_t head_dim, const float* sinks, const Tensor& out) {
-  WINNOW_CHECK(sinks == nullptr);  // Refusal has said so
   const auto heads = static_cast<int32_t>(out.cols / head_dim);
   StateEnd end = held_merges_;
   const bool merges =
@@ -324,7 +324,7 @@ void CudaBackend::FinishStates(std::span<const RetrievalQuery> queries, const fl
   if (on_device == nullptr || !EndStaging()) return;
   if (!merges) {
     Good(cuda::FinishStates(states, on_device, static_cast<int32_t>(queries.size()), heads,
-                            head_dim, out.f32(), out.stride, stream()),
+                            head_dim, sinks, out.f32(), out.stride, stream()),
          "attention over rows");
     return;
   }
@@ -333,6 +333,7 @@ void CudaBackend::FinishStates(std::span<const RetrievalQuery> queries, const fl
   end.queries = on_device;
   end.out = out.f32();
   end.out_stride = out.stride;
+  end.sinks = sinks;
   Good(EndStates(end, stream()), "attention over rows");
 }
 

@@ -81,6 +81,11 @@ __device__ __forceinline__ void AddValues(const uint32_t (&weights)[kUnitTiles][
   }
 }
 
+// Channels of values that a block in turn adds up. Wider heads have several blocks, each of which scores all keys for itself:
+// sums of all channels would not fit into a thread's registers.
+template <int kHeadDim>
+constexpr int kValueDim = kHeadDim <= 128 ? kHeadDim : 128;
+
 // kWindowed: chunks have windows, so that units begin with the first that the block's first row sees.
 template <DType kKv, int kHeadDim, bool kWindowed>
 __global__ void __launch_bounds__(kInTurnWarps* kLanes)
@@ -89,8 +94,10 @@ __global__ void __launch_bounds__(kInTurnWarps* kLanes)
   const uint32_t shared = SharedAddress(shared4);
   using Rows = PaddedRows<kHeadDim>;
   constexpr uint32_t kStageBytes = Rows::kUnitBytes;
+  constexpr int kValues = kValueDim<kHeadDim>, kBlocksOfHead = kHeadDim / kValues;
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const auto kv_head = static_cast<int32_t>(blockIdx.y);
+  const auto kv_head = static_cast<int32_t>(blockIdx.y) / kBlocksOfHead;
+  const int32_t first_channel = static_cast<int32_t>(blockIdx.y) % kBlocksOfHead * kValues;
   const auto tile = static_cast<int32_t>(gridDim.x - 1 - blockIdx.x);  // those with most keys first
   const DeviceChunk chunk = args.chunks[blockIdx.z];
   const int32_t num_rows = chunk.num_tokens * args.group.divisor();
@@ -118,7 +125,10 @@ __global__ void __launch_bounds__(kInTurnWarps* kLanes)
   uint32_t q[kHeadDim / 16][4];
   LoadRows<kHeadDim>(args, chunk, kv_head, first_row + warp * kWarpRows, sees, at, q);
 
-  float o[kHeadDim / 8][4], total[kHeadDim / 8][4];  // of the split, and of those before it
+#pragma unroll
+  for (int64_t& place : at) place += first_channel;
+
+  float o[kValues / 8][4], total[kValues / 8][4];  // of the split, and of those before it
   RowSums sums, totals;
   Clear(o);
   Clear(total);
@@ -144,19 +154,20 @@ __global__ void __launch_bounds__(kInTurnWarps* kLanes)
     }
     if constexpr (kWindowed) HidePast(scores, unit * kDenseUnitTokens, chunk.window, sees);
     Weigh(scores, unit * kDenseUnitTokens, sees, sums, weights, keep);
-    const uint32_t values_at = Rows::ValuesAt(here, lane);
+    const uint32_t values_at = Rows::ValuesAt(here, lane) + first_channel * 2;
 #pragma unroll
-    for (int n = 0; n < kHeadDim / 8; n += 2) {
+    for (int n = 0; n < kValues / 8; n += 2) {
       AddValues<Rows>(weights, keep, Rows::Channels(values_at, n / 2), o[n], o[n + 1]);
     }
     if (unit + 1 == units || BeginsDenseSplit(unit + 1)) {
-      AddSplit<kHeadDim>(sums, o, totals, total);
+      AddSplit<kValues>(sums, o, totals, total);
       sums = RowSums();
       Clear(o);
     }
     __syncthreads();
   }
-  WriteRows<kHeadDim>(args, sees, at, totals, total);
+  AddSinks(args, chunk, kv_head, first_row + warp * kWarpRows, totals);
+  WriteRows<kValues>(args, sees, at, totals, total);
 }
 
 template <int kHeadDim, typename Ring, bool kWindowed>
@@ -623,12 +634,12 @@ __global__ void __launch_bounds__(kMergeThreads)
     __syncthreads();
   }
   if (warp != 0 || channel + lane >= head_dim) return;
-  const int64_t head = int64_t{kv_head} * group + row - token * group;
-  args.out[(chunk.first_row + token) * args.out_stride + head * head_dim + channel + lane] =
-      __fdiv_rn(value, sum);
+  const int32_t head = kv_head * group + row - token * group;
+  args.out[(chunk.first_row + token) * args.out_stride + int64_t{head} * head_dim + channel +
+           lane] = __fdiv_rn(value, SumWithSink(sum, max_before, args.sinks, head));
 }
 
-// The same of few splits: a warp merges a row, four channels to a lane, of several rows to a block.
+// The same of few splits: a warp merges a row, four channels to a lane at a time, of several rows to a block.
 constexpr int kMergeWarps = 4;
 constexpr int32_t kFewSplits = 8;
 
@@ -643,44 +654,47 @@ __global__ void __launch_bounds__(kMergeWarps* kLanes)
   const int32_t tile = static_cast<int32_t>(blockIdx.z) % args.tiles;
   const int32_t group = args.group.divisor(), row = tile * kWarpRows + row_of_tile;
   WaitForEarlier();
-  if (kv_head >= args.kv_heads || row >= chunk.num_tokens * group || 4 * lane >= head_dim) return;
+  if (kv_head >= args.kv_heads || row >= chunk.num_tokens * group) return;
   const int32_t token = args.group.Divide(row);
   const int32_t splits = SplitsToMerge(chunk, token, have_gaps != 0);
   const int64_t place =
       ((int64_t{blockIdx.z} * args.kv_heads + kv_head) * kWarpRows + row_of_tile) * args.splits;
-  const float* parts = args.parts + place * head_dim + 4 * lane;
   const float2* part_ends = args.part_ends + place;
-  float value[4] = {}, sum = 0.0f, max = -INFINITY;
-  constexpr int kAtOnce = 8;
-  for (int32_t first = FirstSplitToMerge(chunk, token); first < splits; first += kAtOnce) {
-    float4 parts_of[kAtOnce];
-    float2 ends[kAtOnce];
+  const int32_t head = kv_head * group + row - token * group;
+  float* out = args.out + (chunk.first_row + token) * args.out_stride + int64_t{head} * head_dim;
+  for (int32_t channel = 4 * lane; channel < head_dim; channel += 4 * kLanes) {
+    const float* parts = args.parts + place * head_dim + channel;
+    float value[4] = {}, sum = 0.0f, max = -INFINITY;
+    constexpr int kAtOnce = 8;
+    for (int32_t first = FirstSplitToMerge(chunk, token); first < splits; first += kAtOnce) {
+      float4 parts_of[kAtOnce];
+      float2 ends[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      ends[i] = first + i < splits ? part_ends[first + i] : make_float2(0.0f, 0.0f);
-    }
+      for (int i = 0; i < kAtOnce; ++i) {
+        ends[i] = first + i < splits ? part_ends[first + i] : make_float2(0.0f, 0.0f);
+      }
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (ends[i].y == 0.0f) continue;
-      parts_of[i] = *reinterpret_cast<const float4*>(parts + int64_t{first + i} * head_dim);
-    }
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (ends[i].y == 0.0f) continue;
+        parts_of[i] = *reinterpret_cast<const float4*>(parts + int64_t{first + i} * head_dim);
+      }
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (ends[i].y == 0.0f) continue;
-      const Shares shares = ShareOut(max, sum, ends[i].x);
-      value[0] = Mix(value[0], parts_of[i].x, shares);
-      value[1] = Mix(value[1], parts_of[i].y, shares);
-      value[2] = Mix(value[2], parts_of[i].z, shares);
-      value[3] = Mix(value[3], parts_of[i].w, shares);
-      sum = Mix(sum, ends[i].y, shares);
-      max = shares.max;
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (ends[i].y == 0.0f) continue;
+        const Shares shares = ShareOut(max, sum, ends[i].x);
+        value[0] = Mix(value[0], parts_of[i].x, shares);
+        value[1] = Mix(value[1], parts_of[i].y, shares);
+        value[2] = Mix(value[2], parts_of[i].z, shares);
+        value[3] = Mix(value[3], parts_of[i].w, shares);
+        sum = Mix(sum, ends[i].y, shares);
+        max = shares.max;
+      }
     }
+    sum = SumWithSink(sum, max, args.sinks, head);
+    *reinterpret_cast<float4*>(out + channel) =
+        make_float4(__fdiv_rn(value[0], sum), __fdiv_rn(value[1], sum), __fdiv_rn(value[2], sum),
+                    __fdiv_rn(value[3], sum));
   }
-  const int64_t head = int64_t{kv_head} * group + row - token * group;
-  *reinterpret_cast<float4*>(args.out + (chunk.first_row + token) * args.out_stride +
-                             head * head_dim + 4 * lane) =
-      make_float4(__fdiv_rn(value[0], sum), __fdiv_rn(value[1], sum), __fdiv_rn(value[2], sum),
-                  __fdiv_rn(value[3], sum));
 }
 
 int32_t TilesOf(const DenseAttentionShape& shape) {
@@ -745,7 +759,7 @@ cudaError_t LaunchInTurn(const DenseAttentionShape& shape, const Args& args, Str
   constexpr int kThreads = kInTurnWarps * kLanes;
   const dim3 grid(static_cast<unsigned>(CeilDiv(int64_t{shape.max_chunk_tokens} * shape.group,
                                                 kInTurnWarps * kWarpRows)),
-                  shape.layout.kv_heads, shape.num_chunks);
+                  shape.layout.kv_heads * (kHeadDim / kValueDim<kHeadDim>), shape.num_chunks);
   constexpr size_t kBytes = HasScales(kKv) ? CodesRing<kKv, kHeadDim, kThreads, false>::kSharedBytes
                                            : SharedBytes<PaddedRows<kHeadDim>>();
   return LaunchBehind(InTurnKernel<kKv, kHeadDim, kWindowed>, grid, kThreads, kBytes, stream, args);
@@ -760,37 +774,43 @@ cudaError_t LaunchApart(const DenseAttentionShape& shape, Args& args, Stream str
 
 template <DType kKv, int kHeadDim>
 cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, Stream stream) {
+  const bool in_turn = shape.way == DenseWay::kInTurn;
   if (shape.windowed) {
-    return shape.way == DenseWay::kInTurn ? LaunchInTurn<kKv, kHeadDim, true>(shape, args, stream)
-                                          : LaunchApart<kKv, kHeadDim, true>(shape, args, stream);
+    return in_turn ? LaunchInTurn<kKv, kHeadDim, true>(shape, args, stream)
+                   : LaunchApart<kKv, kHeadDim, true>(shape, args, stream);
   }
-  const bool whole_units = !shape.portable && CurrentDevice().hopper &&
-                           shape.layout.block_tokens % kDenseUnitTokens == 0;
-  if (shape.way == DenseWay::kInTurn) {
-    CUtensorMap map;
-    if (!HasScales(kKv) && whole_units && HasPairAttention(kHeadDim) &&
-        MakeTensorMap(args.pool, 2 * kHeadDim, kDenseUnitTokens, &map)) {
-      return AttendInTurnByPairs(shape, args, map, stream);
-    }
-    if (!shape.portable && HasGroupAttention(kHeadDim)) {
-      return AttendInTurnByGroups(shape, args, stream);
-    }
-    return LaunchInTurn<kKv, kHeadDim, false>(shape, args, stream);
-  }
-  if constexpr (HasScales(kKv)) {
-    if (whole_units) {
-      using Ring = CodesRing<kKv, kHeadDim, kSplitWarps * kLanes, true>;
-      return LaunchSideBySide<kHeadDim, Ring, true>(shape, args, {}, stream);
-    }
+  if constexpr (kHeadDim > kMostGroupDim) {
+    return in_turn ? LaunchInTurn<kKv, kHeadDim, false>(shape, args, stream)
+                   : LaunchApart<kKv, kHeadDim, false>(shape, args, stream);
   } else {
-    if constexpr (2 * kHeadDim % kTensorTileRowBytes == 0) {
+    const bool whole_units = !shape.portable && CurrentDevice().hopper &&
+                             shape.layout.block_tokens % kDenseUnitTokens == 0;
+    if (in_turn) {
       CUtensorMap map;
-      if (whole_units && MakeTensorMap(args.pool, 2 * kHeadDim, kDenseUnitTokens, &map)) {
-        return LaunchSideBySide<kHeadDim, SwizzledRing<kHeadDim>, true>(shape, args, map, stream);
+      if (!HasScales(kKv) && whole_units && HasPairAttention(kHeadDim) &&
+          MakeTensorMap(args.pool, 2 * kHeadDim, kDenseUnitTokens, &map)) {
+        return AttendInTurnByPairs(shape, args, map, stream);
+      }
+      if (!shape.portable && HasGroupAttention(kHeadDim)) {
+        return AttendInTurnByGroups(shape, args, stream);
+      }
+      return LaunchInTurn<kKv, kHeadDim, false>(shape, args, stream);
+    }
+    if constexpr (HasScales(kKv)) {
+      if (whole_units) {
+        using Ring = CodesRing<kKv, kHeadDim, kSplitWarps * kLanes, true>;
+        return LaunchSideBySide<kHeadDim, Ring, true>(shape, args, {}, stream);
+      }
+    } else {
+      if constexpr (2 * kHeadDim % kTensorTileRowBytes == 0) {
+        CUtensorMap map;
+        if (whole_units && MakeTensorMap(args.pool, 2 * kHeadDim, kDenseUnitTokens, &map)) {
+          return LaunchSideBySide<kHeadDim, SwizzledRing<kHeadDim>, true>(shape, args, map, stream);
+        }
       }
     }
+    return LaunchApart<kKv, kHeadDim, false>(shape, args, stream);
   }
-  return LaunchApart<kKv, kHeadDim, false>(shape, args, stream);
 }
 
 // Bytes of a chunk behind the copy in the workspace of kWidened.
@@ -818,6 +838,7 @@ cudaError_t AttendCopy(const DenseAttentionShape& shape, const Args& args, float
     to.first_head = first;
     to.num_heads = of_copy.layout.kv_heads = std::min(widened.heads, layout.kv_heads - first);
     const int64_t channel = int64_t{first} * shape.group * layout.head_dim;
+    if (shape.sinks != nullptr) of_copy.sinks = shape.sinks + int64_t{first} * shape.group;
     cudaError_t error = WidenKv(shape, args, to, stream);
     if (error == cudaSuccess) {
       error = AttendDense(of_copy, args.q + channel, args.q_stride, to.chunks, to.rows, scale,
@@ -829,6 +850,10 @@ cudaError_t AttendCopy(const DenseAttentionShape& shape, const Args& args, float
 }
 
 }  // namespace
+
+bool HasWideHeads() {
+  return SharedBytes<PaddedRows<kWideHeadDim>>() <= CurrentDevice().block_shared_bytes;
+}
 
 size_t DenseAttentionWorkspaceBytes(const DenseAttentionShape& shape) {
   switch (shape.way) {
@@ -874,8 +899,13 @@ cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_
             0,
             1,
             1,
-            shape.num_chunks};
+            shape.num_chunks,
+            shape.sinks};
   if (shape.way == DenseWay::kWidened) return AttendCopy(shape, args, scale, workspace, stream);
+  if (layout.head_dim == kWideHeadDim) {
+    return layout.dtype == DType::kBF16 ? LaunchOf<DType::kBF16, kWideHeadDim>(shape, args, stream)
+                                        : cudaErrorInvalidValue;
+  }
   return ForHeadDim(layout.head_dim, [&]<int kHeadDim>(HeadDim<kHeadDim>) {
     return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
       return LaunchOf<kKv, kHeadDim>(shape, args, stream);

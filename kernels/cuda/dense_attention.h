@@ -4,7 +4,7 @@
 //   q      [rows][H*d] f32, rows `q_stride` floats apart; out likewise
 //   chunks [num_chunks] DeviceChunk; query i of a chunk sees the keys [0, position + i], or the last `window` of them
 //   pool   one layer's blocks (kv_layout.h), of fewer than 2^31 rows
-//   d 64, 80, 96 or 128; any group; any block_tokens
+//   d 64, 80, 96 or 128, with KV in bfloat16 also 256; any group; any block_tokens
 //
 // Order, fixed by a query's position alone:
 //   unit   64 tokens, from position 0 on, taken whole: what a query does not see has weight zero, and units of which it sees
@@ -36,6 +36,10 @@ inline constexpr int32_t kDenseTilesTogether = 4;  // that share a reading of th
 // kWidened, of 8-bit types: kInTurn over a copy in bfloat16, which has the same bits (kv_rows.cuh).
 enum class DenseWay : uint8_t { kInTurn, kSideBySide, kWidened };
 
+inline constexpr int32_t kWideHeadDim = 256;
+// Whether a block of the current device has room for units of such heads.
+bool HasWideHeads();
+
 struct DenseAttentionShape {
   int32_t num_chunks = 0;
   int32_t max_chunk_tokens = 0;  // no chunk has more queries
@@ -52,6 +56,7 @@ struct DenseAttentionShape {
   size_t widened_bytes = kWidenedKvBytes;
   // Chunks have windows. Kernels that any device has do it: a layer with a window has few keys to read. Not kWidened.
   bool windowed = false;
+  const float* sinks = nullptr;  // [H] in device memory (kernels/attention_state.h); null: none
 };
 
 // kSideBySide: 4 (d + 2) bytes for every split and row of a tile, of each KV head. kWidened: the copy (dense_widening.h), and a few

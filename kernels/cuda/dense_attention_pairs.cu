@@ -405,6 +405,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     }
   }
   AddSplitToShared<kHeadDim, true>(sums, o, totals, my_sums);
+  AddSinks(args, chunk, kv_head, group_row + warp_row, totals);
   int64_t at[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

@@ -9,6 +9,7 @@
 #ifndef WINNOW_KERNELS_CUDA_DENSE_ATTENTION_PARTS_CUH_
 #define WINNOW_KERNELS_CUDA_DENSE_ATTENTION_PARTS_CUH_
 
+#include "kernels/cuda/attention_states.cuh"
 #include "kernels/cuda/dense_attention.h"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/kv_rows.cuh"
@@ -54,6 +55,7 @@ struct Args {
   int32_t block_units;               // of whole splits
   int32_t tile_sets, tiles_per_set;  // of a chunk: tiles that a block takes together
   int32_t num_chunks;
+  const float* sinks;  // [H]; null: none
 };
 
 // A token's place: its block in the pool, and its row of a head there.
@@ -423,6 +425,19 @@ __device__ __forceinline__ void AddSplit(RowSums& sums, const float (&o)[kHeadDi
   }
 }
 
+// Rows' sums, of all splits, with the sinks of their heads. `first_row`: as LoadRows() had it.
+__device__ __forceinline__ void AddSinks(const Args& args, const DeviceChunk& chunk,
+                                         int32_t kv_head, int32_t first_row, RowSums& totals) {
+  if (args.sinks == nullptr) return;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const auto place = PlaceOfRow<1>(
+        args, chunk, kv_head, first_row + static_cast<int32_t>(threadIdx.x) % kLanes / 4 + 8 * r);
+    totals.sum[r] =
+        SumWithSink(totals.sum[r], totals.max[r], args.sinks, static_cast<int32_t>(place.channel));
+  }
+}
+
 template <int kHeadDim>
 __device__ __forceinline__ void WriteRows(const Args& args, const int32_t (&sees)[2],
                                           const int64_t (&at)[2], const RowSums& totals,
@@ -449,11 +464,14 @@ __device__ __forceinline__ void WriteRows(const Args& args, const int32_t (&sees
   }
 }
 
+// Heads of more have no kernels of matrix instructions of a warpgroup, nor copies of whole units.
+inline constexpr int32_t kMostGroupDim = 128;
+
 template <int kSize>
 struct HeadDim {
   static constexpr int kHeadDim = kSize;
 };
-// Calls f with the HeadDim of `head_dim`; cudaErrorInvalidValue for one that dense attention does not have.
+// Calls f with the HeadDim of `head_dim`; cudaErrorInvalidValue for one that not all types of KV have.
 template <typename F>
 cudaError_t ForHeadDim(int32_t head_dim, F f) {
   switch (head_dim) {

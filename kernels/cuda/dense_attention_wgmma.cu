@@ -248,6 +248,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       }
       Weigh(scores, (unit + 1) * kDenseUnitTokens, sees, sums, weights, keep);
     }
+    AddSinks(args, chunk, kv_head, first_row + group * kGroupRows + group_row, totals);
     WriteRows<kHeadDim>(args, sees, at, totals, total);
   }
 #endif

@@ -1,5 +1,5 @@
-// Mapping. Half a warp is one row: a lane holds eight channels, the smallest and the
-// largest are found by exchanges within the half, and each lane writes its four bytes of codes. A
+// Mapping. Half a warp is one row, or a warp where heads are wider than 128: a lane holds eight channels, the smallest and the
+// largest are found by exchanges among them, and each lane writes its four bytes of codes. A
 // block takes 64 tokens of one head.
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/int4_keys.h"
@@ -21,13 +21,14 @@ struct Args {
   int32_t head_dim, kv_heads;
 };
 
-template <DType kKv>
+// kLanes: of a row.
+template <DType kKv, int kLanes>
 __global__ void __launch_bounds__(kThreads) QuantizeKernel(const Args args) {
   const DeviceKeySpan span = args.spans[blockIdx.z];
   const int32_t head = blockIdx.y;
-  const int lane = threadIdx.x % 16;
+  const int lane = threadIdx.x % kLanes;
   const bool holds = lane * 8 < args.head_dim;
-  for (int i = threadIdx.x / 16; i < kTokensPerBlock; i += kThreads / 16) {
+  for (int i = threadIdx.x / kLanes; i < kTokensPerBlock; i += kThreads / kLanes) {
     const int32_t token =
         span.tokens.first + static_cast<int32_t>(blockIdx.x) * kTokensPerBlock + i;
     const bool inside = token < span.tokens.last;
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) QuantizeKernel(const Args args) {
       }
     }
 #pragma unroll
-    for (int offset = 8; offset > 0; offset /= 2) {
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
       low = fminf(low, __shfl_xor_sync(kFullMask, low, offset));
       high = fmaxf(high, __shfl_xor_sync(kFullMask, high, offset));
     }
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(kThreads) QuantizeKernel(const Args args) {
 
 cudaError_t QuantizeKeys(const DeviceKeySpan* spans, int32_t num_spans, int32_t max_span_tokens,
                          const void* pool, const KvLayout& layout, void* int4_keys, Stream stream) {
-  if (!HasKvRows(layout) || layout.head_dim % 8 != 0 || layout.head_dim > 128 ||
+  if (!HasKvRows(layout) || layout.head_dim % 8 != 0 || layout.head_dim > 256 ||
       layout.head_dim < 8 || num_spans < 0 || num_spans > 65535) {
     return cudaErrorInvalidValue;
   }
@@ -100,7 +101,8 @@ cudaError_t QuantizeKeys(const DeviceKeySpan* spans, int32_t num_spans, int32_t 
   const dim3 grid(static_cast<unsigned>(CeilDiv(max_span_tokens, kTokensPerBlock)), layout.kv_heads,
                   num_spans);
   return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
-    return LaunchBehind(QuantizeKernel<kKv>, grid, kThreads, 0, stream, args);
+    const auto kernel = layout.head_dim <= 128 ? QuantizeKernel<kKv, 16> : QuantizeKernel<kKv, 32>;
+    return LaunchBehind(kernel, grid, kThreads, 0, stream, args);
   });
 }
 

@@ -51,7 +51,7 @@ cudaError_t WithBlockType(WeightType type, F f) {
     case WeightType::kF16:
     case WeightType::kBF16:
     case WeightType::kI8x128:  // of kInt8
-    case WeightType::kMxfp4:   // CudaBackend::ComputesStored
+    case WeightType::kMxfp4:   // packed as F8x32
       break;
   }
   return cudaErrorInvalidValue;

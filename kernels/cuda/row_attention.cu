@@ -184,8 +184,9 @@ __device__ __forceinline__ float KeepOf(float2 ends, float max) {
 
 // kWarps: of a block. With fewer than kMostWarps no list has more than a tile for each of their chains.
 template <DType kKv, int kHeadDim, Source kSource, bool kCluster, int kWarps>
-__global__ void __launch_bounds__(32 * kWarps,
-                                  kCluster&& HasScales(kKv) ? 1 : 2 * kMostWarps / kWarps)
+__global__ void __launch_bounds__(32 * kWarps, kCluster&& HasScales(kKv) || kHeadDim > 128
+                                                   ? 1
+                                                   : 2 * kMostWarps / kWarps)
     AttendKernel(const __grid_constant__ Args args) {
   static_assert(kWarps == kMostWarps || !kCluster);
   constexpr int kThreads = 32 * kWarps;
@@ -464,8 +465,9 @@ __global__ void __launch_bounds__(32 * kWarps,
       float* to = args.output.out + query.row * args.output.out_stride +
                   (out_head + of_head) * kHeadDim + c;
       const bool any = sum > 0 || sum != sum;
-      to[0] = any ? value.x / sum : 0.0f;
-      to[1] = any ? value.y / sum : 0.0f;
+      const float all = SumWithSink(sum, max, args.output.sinks, out_head + of_head);
+      to[0] = any ? value.x / all : 0.0f;
+      to[1] = any ? value.y / all : 0.0f;
       return;
     }
     float* state =
@@ -503,14 +505,16 @@ __global__ void __launch_bounds__(32 * kWarps,
 }
 
 __global__ void FinishStatesKernel(const float* states, const DeviceQuery* queries,
-                                   int32_t head_dim, float* out, int64_t out_stride) {
+                                   int32_t head_dim, const float* sinks, float* out,
+                                   int64_t out_stride) {
   LetNextStart();
   WaitForEarlier();
   const int64_t heads = gridDim.x, query = blockIdx.y, head = blockIdx.x;
   const float* state = states + (query * heads + head) * (head_dim + 2);
   float* to = out + queries[query].row * out_stride + head * head_dim;
   for (int c = threadIdx.x; c < head_dim; c += blockDim.x) {
-    to[c] = AttentionOf({state[c], state[head_dim], state[head_dim + 1]});
+    to[c] = AttentionOf({state[c], state[head_dim], state[head_dim + 1]}, sinks,
+                        static_cast<int32_t>(head));
   }
 }
 
@@ -587,7 +591,7 @@ cudaError_t Attend(const RowAttentionShape& shape, const float* q, int64_t q_str
                   layout.kv_heads,
                   shape.group,
                   head_sets,
-                  num_lists <= kFewLists ? 2 : 1,
+                  num_lists <= kFewLists && layout.head_dim <= 128 ? 2 : 1,
                   q_stride % 2 == 0 && reinterpret_cast<uintptr_t>(q) % 8 == 0 ? 1 : 0,
                   scale * kLog2E,
                   output,
@@ -607,6 +611,11 @@ cudaError_t Attend(const RowAttentionShape& shape, const float* q, int64_t q_str
         return LaunchOf<kKv, 96, kSource>(pieces, args, cluster, warps, stream);
       case 128:
         return LaunchOf<kKv, 128, kSource>(pieces, args, cluster, warps, stream);
+      case 256:
+        if constexpr (!HasScales(kKv)) {
+          return LaunchOf<kKv, 256, kSource>(pieces, args, cluster, warps, stream);
+        }
+        return cudaErrorInvalidValue;
       default:
         return cudaErrorInvalidValue;
     }
@@ -647,11 +656,11 @@ cudaError_t StateMasses(const float* states, int64_t count, int32_t head_dim, fl
 }
 
 cudaError_t FinishStates(const float* states, const DeviceQuery* queries, int32_t num_queries,
-                         int32_t heads, int32_t head_dim, float* out, int64_t out_stride,
-                         Stream stream) {
+                         int32_t heads, int32_t head_dim, const float* sinks, float* out,
+                         int64_t out_stride, Stream stream) {
   if (num_queries == 0) return cudaSuccess;
   return Launch(FinishStatesKernel, dim3(heads, num_queries), 128, 0, stream, false, states,
-                queries, head_dim, out, out_stride);
+                queries, head_dim, sinks, out, out_stride);
 }
 
 }  // namespace winnow::kernels::cuda

@@ -6,7 +6,7 @@
 //            16-byte aligned, in device memory or in pinned host memory (read over the bus)
 //   states   [num_queries][H][d + 2] f32 (attention_state.h); of no keys where a list is empty
 //   out      instead of states: [rows][H*d] f32, rows `out_stride` apart; zeros where of no keys
-//   d 64, 80, 96 or 128; any group (heads beyond 8 read the rows again, from L2)
+//   d 64, 80, 96 or 128, with rows of bfloat16 also 256; any group (heads beyond 8 read the rows again, from L2)
 //
 // Precision: scores and sums are float32; q, scaled, and the weights enter the matrix instructions
 // as two bfloat16 (high and low half) each, which keeps 16 bits of them. The two halves are rows of
@@ -38,6 +38,7 @@ struct AttentionOutput {
   float* states = nullptr;
   float* out = nullptr;
   int64_t out_stride = 0;
+  const float* sinks = nullptr;  // of `out`, as FinishStates() has them
 };
 
 size_t RowAttentionWorkspaceBytes(const RowAttentionShape& shape);
@@ -56,10 +57,12 @@ ZeroedPart RowAttentionZeroedPart(const RowAttentionShape& shape);
                                        const AttentionOutput& output, void* workspace,
                                        Stream stream);
 
-// Row queries[i].row of out [H*d] = attention of states [i][H]; zeros where of no keys.
+// Row queries[i].row of out [H*d] = attention of states [i][H]; zeros where of no keys. sinks [H] in device memory
+// (attention_state.h); null: none.
 [[nodiscard]] cudaError_t FinishStates(const float* states, const DeviceQuery* queries,
                                        int32_t num_queries, int32_t heads, int32_t head_dim,
-                                       float* out, int64_t out_stride, Stream stream);
+                                       const float* sinks, float* out, int64_t out_stride,
+                                       Stream stream);
 
 // masses[i] = the natural logarithm of the sum of exp(score) over the keys of state i; minus infinity
 // if it is of no keys.

@@ -65,10 +65,13 @@ struct Anchors {
   }
 };
 
+constexpr int kMostSlices = 8;  // of 32 channels
+
 struct alignas(16) Variables {
   CutState search;
   uint32_t max[2][kHeads];  // bits of a float; two sets take turns, as in the search
-  uint4 q[4][32];  // [32 channels] the lanes' operands: digits 0 and 1 even, odd, digits 2 and 3
+  uint4 q[kMostSlices]
+         [32];  // [32 channels] the lanes' operands: digits 0 and 1 even, odd, digits 2 and 3
   float q_sums[kHeads], q_units[kHeads];
   float max_of_warps[kHeads][kWarps];
   uint32_t scan[kWarps];
@@ -165,9 +168,9 @@ class Pruner {
 
   // By one warp: head `head` of the group becomes digits in the places of head h.
   __device__ void LoadQuery(int32_t head, int h) {
-    float x[4], sum = 0, most = 0;
+    float x[kMostSlices], sum = 0, most = 0;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < kMostSlices; ++j) {
       const int32_t c = j * 32 + lane_;
       x[j] = head < args_.group && c < args_.head_dim
                  ? args_.q[Query().row * args_.q_stride +
@@ -187,7 +190,8 @@ class Pruner {
     }
     auto* bytes = reinterpret_cast<int8_t*>(v_.q);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < kMostSlices; ++j) {
+      if (32 * j >= args_.head_dim) break;
       const int32_t c = j * 32 + lane_, word = c / 8;
       int32_t rest = __float2int_rn(x[j] * per_unit);
 #pragma unroll
@@ -210,14 +214,14 @@ class Pruner {
     for (int32_t tile = warp_; tile < tiles; tile += kWarps) {
       const int32_t first = tile * kTile;
       // A lane's share of 16 keys: words of two, every fourth.
-      uint32_t key_words[2][4], scale_zero[2];
+      uint32_t key_words[2][kMostSlices], scale_zero[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int32_t i = min(first + lane_ / 4 + 8 * r, items_count_ - 1);
         const auto* key = reinterpret_cast<const uint32_t*>(
             args_.int4_keys + static_cast<int64_t>(items_[i].x) * args_.key_bytes);
 #pragma unroll
-        for (int s = 0; s < 4; ++s) {
+        for (int s = 0; s < kMostSlices; ++s) {
           const int32_t w = 4 * s + h;
           key_words[r][s] = w < words ? __ldg(key + w) : 0;
         }
@@ -231,7 +235,8 @@ class Pruner {
         lower[c] = upper[c] = static_cast<int32_t>(__float_as_uint(kAccumulatorZero));
       }
 #pragma unroll
-      for (int s = 0; s < 4; ++s) {
+      for (int s = 0; s < kMostSlices; ++s) {
+        if (4 * s >= words) break;
         const uint32_t a = key_words[0][s], b = key_words[1][s];
         const uint32_t codes[4] = {a & 0x0f0f0f0fu, b & 0x0f0f0f0fu, a >> 4 & 0x0f0f0f0fu,
                                    b >> 4 & 0x0f0f0f0fu};
@@ -508,10 +513,11 @@ cudaError_t PruneSelection(const TopPShape& shape, const float* q, int64_t q_str
                            const Selection& candidates, const Selection& kept, void* workspace,
                            Stream stream) {
   const KvLayout& layout = shape.layout;
-  if (layout.head_dim % 8 != 0 || layout.head_dim < 8 || layout.head_dim > 128 || shape.group < 1 ||
-      shape.num_queries < 0 || shape.num_queries > 65535 || layout.kv_heads < 1 ||
-      layout.kv_heads > 65535 || shape.num_queries * int64_t{layout.kv_heads} > INT32_MAX / 8 ||
-      shape.max_anchors < 0 || shape.max_anchors > kMostTokens || shape.max_candidates < 0 ||
+  if (layout.head_dim % 8 != 0 || layout.head_dim < 8 || layout.head_dim > 32 * kMostSlices ||
+      shape.group < 1 || shape.num_queries < 0 || shape.num_queries > 65535 ||
+      layout.kv_heads < 1 || layout.kv_heads > 65535 ||
+      shape.num_queries * int64_t{layout.kv_heads} > INT32_MAX / 8 || shape.max_anchors < 0 ||
+      shape.max_anchors > kMostTokens || shape.max_candidates < 0 ||
       shape.max_candidates > kMostTokens || candidates.kv_heads != layout.kv_heads ||
       kept.kv_heads != layout.kv_heads) {
     return cudaErrorInvalidValue;

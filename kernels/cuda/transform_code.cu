@@ -475,6 +475,7 @@ struct EndArgs {
   const DeviceQuery* queries;  // where there is `out`
   float* out;                  // null: states
   int64_t out_stride;
+  const float* sinks;
   int32_t query_heads, kv_heads, head_dim;
   int32_t dims;  // of a block, a multiple of 32: a thread of each slice has one
 };
@@ -617,8 +618,9 @@ __global__ void __launch_bounds__(kMostThreads) EndKernel(const __grid_constant_
     state = MergeValues(state, {part, max, __fmul_rn(__ll2float_rn(total), 0x1p-30f)});
   }
   if (args.out != nullptr) {
-    args.out[out_row * args.out_stride + (head - int64_t{blockIdx.y} * args.query_heads) * d + c] =
-        AttentionOf(state);
+    const auto of_query = static_cast<int32_t>(head - int64_t{blockIdx.y} * args.query_heads);
+    args.out[out_row * args.out_stride + int64_t{of_query} * d + c] =
+        AttentionOf(state, args.sinks, of_query);
     return;
   }
   float* to = args.states + head * AttentionStateFloats(d);
@@ -776,6 +778,7 @@ cudaError_t EndStates(const StateEnd& end, Stream stream) {
     if (end.out != nullptr) args.queries = end.queries + first;
     args.out = end.out;
     args.out_stride = end.out_stride;
+    args.sinks = end.sinks;
     args.query_heads = end.heads;
     args.kv_heads = tails ? end.transform->kv_heads : end.heads;
     args.head_dim = end.head_dim;

@@ -198,6 +198,7 @@ struct StateEnd {
   const DeviceQuery* queries = nullptr;
   float* out = nullptr;  // row queries[i].row
   int64_t out_stride = 0;
+  const float* sinks = nullptr;  // of `out`
 };
 // The bits of its steps one by one.
 [[nodiscard]] cudaError_t EndStates(const StateEnd& end, Stream stream);

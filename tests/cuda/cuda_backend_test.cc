@@ -23,15 +23,14 @@ TEST_F(CudaBackendTest, SaysWhatItIsAndWhatItRefuses) {
   EXPECT_EQ(backend_->name().rfind("cuda (", 0), 0) << backend_->name();
   EXPECT_GT(backend_->AvailableBytes(), 0);
   const KvLayout good{2, 64, 64, DType::kBF16};
-  EXPECT_EQ(backend_->Refusal(good, 8, false), "");
-  for (const DType dtype : kCudaKvTypes)
-    EXPECT_EQ(backend_->Refusal({2, 64, 64, dtype}, 8, false), "");
-  EXPECT_NE(backend_->Refusal({2, 64, 64, DType::kF32}, 8, false).find("float32"),
-            std::string::npos);
-  EXPECT_NE(backend_->Refusal({2, 64, 62, DType::kI8}, 8, false).find("62 tokens"),
-            std::string::npos);
-  EXPECT_NE(backend_->Refusal({2, 72, 64, DType::kBF16}, 8, false).find("72"), std::string::npos);
-  EXPECT_NE(backend_->Refusal(good, 66, false).find("33 query heads"), std::string::npos);
+  EXPECT_EQ(backend_->Refusal(good, 8), "");
+  for (const DType dtype : kCudaKvTypes) EXPECT_EQ(backend_->Refusal({2, 64, 64, dtype}, 8), "");
+  EXPECT_NE(backend_->Refusal({2, 64, 64, DType::kF32}, 8).find("float32"), std::string::npos);
+  EXPECT_NE(backend_->Refusal({2, 64, 62, DType::kI8}, 8).find("62 tokens"), std::string::npos);
+  EXPECT_NE(backend_->Refusal({2, 72, 64, DType::kBF16}, 8).find("72"), std::string::npos);
+  EXPECT_EQ(backend_->Refusal({2, 256, 64, DType::kBF16}, 8), "");
+  EXPECT_NE(backend_->Refusal({2, 256, 64, DType::kI8}, 8).find("int8"), std::string::npos);
+  EXPECT_NE(backend_->Refusal(good, 66).find("33 query heads"), std::string::npos);
 }
 
 TEST_F(CudaBackendTest, MemoryIsZeroAndTooMuchIsRefused) {
@@ -207,9 +206,9 @@ TEST_F(CudaBackendTest, WhatIsChosenIsPrunedAndAttendedTo) {
 
 TEST_F(CudaBackendTest, RotatesAndWritesAsOneAfterTheOther) {
   SCOPED_TRACE(Seed());
-  for (int round = 0; round < 12; ++round) {
-    const int32_t d = std::array{64, 80, 96, 128}[round % 4];
-    const DType dtype = kCudaKvTypes[round / 4];
+  for (int round = 0; round < 15; ++round) {
+    const int32_t d = kCudaHeadDims[round % 5];
+    const DType dtype = CudaKvTypeOf(d, kCudaKvTypes[round / 5]);
     const int32_t kv_heads = 3, group = static_cast<int32_t>(random_.Int(1, 5));
     const KvLayout layout{kv_heads, d, static_cast<int32_t>(16 * random_.Int(1, 5)), dtype};
     PagedKv kv(random_, layout, {300, 40, 100});

@@ -177,6 +177,11 @@ class DeviceSelection {
 // Types that KV may have on a device.
 inline constexpr DType kCudaKvTypes[] = {DType::kBF16, DType::kI8, DType::kF8};
 inline DType AnyCudaKvType(Random& random) { return kCudaKvTypes[random.Int(0, 2)]; }
+// Head dimensions that kernels have; of 256 KV lies in bfloat16.
+inline constexpr int32_t kCudaHeadDims[] = {64, 80, 96, 128, 256};
+inline DType CudaKvTypeOf(int32_t head_dim, DType type) {
+  return head_dim > 128 ? DType::kBF16 : type;
+}
 
 // The pool of such a type with its values rounded to bfloat16, as a pool of that: same blocks, NaN where rows were never
 // written.

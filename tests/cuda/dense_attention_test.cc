@@ -49,11 +49,11 @@ class CudaDenseAttentionTest : public CudaBackendFixture {
 TEST_F(CudaDenseAttentionTest, EqualsTheReferenceForEveryHeadDimensionAndGroup) {
   SCOPED_TRACE(Seed());
   int round = 0;
-  for (const int32_t d : {64, 80, 96, 128}) {
+  for (const int32_t d : kCudaHeadDims) {
     for (const int32_t group : {1, 2, 3, 4, 5, 7, 8, 16}) {
       const KvLayout layout{static_cast<int32_t>(random_.Int(1, 3)), d,
                             static_cast<int32_t>(16 * random_.Int(1, 9)),
-                            kCudaKvTypes[round++ % 3]};
+                            CudaKvTypeOf(d, kCudaKvTypes[round++ % 3])};
       const auto prompt = static_cast<int32_t>(random_.Int(1, group > 4 ? 250 : 600));
       PagedKv kv(random_, layout, {prompt, 333});
       const auto pool = UploadPool(kv);
@@ -97,11 +97,11 @@ TEST_F(CudaDenseAttentionTest, AKeyThatTakesAllTheWeightGivesItsValue) {
 // others, be its keys taken one after the other or side by side.
 TEST_F(CudaDenseAttentionTest, AQueryHasTheSameBitsHoweverThePromptIsCut) {
   SCOPED_TRACE(Seed());
-  for (int test = 0; test < 12; ++test) {
-    const int32_t d = std::array{64, 80, 96, 128}[test % 4];
+  for (int test = 0; test < 15; ++test) {
+    const int32_t d = kCudaHeadDims[test % 5];
     const auto group = static_cast<int32_t>(random_.Int(1, 8));
     const auto block = static_cast<int32_t>(test % 2 == 0 ? 64 : 16 * random_.Int(1, 6));
-    const KvLayout layout{2, d, block, kCudaKvTypes[test / 4]};
+    const KvLayout layout{2, d, block, CudaKvTypeOf(d, kCudaKvTypes[test / 5])};
     const auto n = static_cast<int32_t>(random_.Int(600, 1500));
     PagedKv kv(random_, layout, {n, 400});
     const auto pool = UploadPool(kv);
@@ -127,13 +127,13 @@ TEST_F(CudaDenseAttentionTest, AQueryHasTheSameBitsHoweverThePromptIsCut) {
 // Blocks before the first unit with a key that is seen are nowhere.
 TEST_F(CudaDenseAttentionTest, AWindowHasTheLastKeysAndNoOthers) {
   SCOPED_TRACE(Seed());
-  for (int round = 0; round < 48; ++round) {
-    const int32_t d = std::array{64, 80, 96, 128}[round % 4];
+  for (int round = 0; round < 60; ++round) {
+    const int32_t d = kCudaHeadDims[round % 5];
     const auto group = static_cast<int32_t>(random_.Int(1, 9));
     const KvLayout layout{
         static_cast<int32_t>(random_.Int(1, 3)), d,
         static_cast<int32_t>(round % 2 == 0 ? 64 * random_.Int(1, 2) : 16 * random_.Int(1, 6)),
-        kCudaKvTypes[round / 4 % 3]};
+        CudaKvTypeOf(d, kCudaKvTypes[round / 5 % 3])};
     const auto n = static_cast<int32_t>(random_.Int(1, 2500)),
                m = static_cast<int32_t>(random_.Int(1, 900));
     const auto first = static_cast<int32_t>(random_.Int(1, round % 3 == 0 ? std::min(n, 9) : n)),
@@ -163,11 +163,11 @@ TEST_F(CudaDenseAttentionTest, AWindowHasTheLastKeysAndNoOthers) {
 
 TEST_F(CudaDenseAttentionTest, AQueryWithAWindowHasTheSameBitsHoweverThePromptIsCut) {
   SCOPED_TRACE(Seed());
-  for (int test = 0; test < 12; ++test) {
-    const int32_t d = std::array{64, 80, 96, 128}[test % 4];
+  for (int test = 0; test < 15; ++test) {
+    const int32_t d = kCudaHeadDims[test % 5];
     const auto group = static_cast<int32_t>(random_.Int(1, 8));
     const auto block = static_cast<int32_t>(test % 2 == 0 ? 64 : 16 * random_.Int(1, 6));
-    const KvLayout layout{2, d, block, kCudaKvTypes[test / 4]};
+    const KvLayout layout{2, d, block, CudaKvTypeOf(d, kCudaKvTypes[test / 5])};
     const auto n = static_cast<int32_t>(random_.Int(600, 3000));
     const auto window = static_cast<int32_t>(random_.Int(1, test % 3 == 0 ? 100 : 1200));
     PagedKv kv(random_, layout, {n});
@@ -187,6 +187,59 @@ TEST_F(CudaDenseAttentionTest, AQueryWithAWindowHasTheSameBitsHoweverThePromptIs
       }
       ASSERT_TRUE(SameBits(Run(kv, pool, q, cut), whole)) << "at most " << most;
     }
+  }
+}
+
+// A sink takes its share of its head's rows alike in prompts, in drafts and decoded alone, with and without a window.
+TEST_F(CudaDenseAttentionTest, SinksTakeTheirShareHoweverThePromptIsCut) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 40; ++round) {
+    const int32_t d = kCudaHeadDims[round % 5];
+    const auto group = static_cast<int32_t>(random_.Int(1, 9));
+    const KvLayout layout{
+        static_cast<int32_t>(random_.Int(1, 3)), d,
+        static_cast<int32_t>(round % 2 == 0 ? 64 * random_.Int(1, 2) : 16 * random_.Int(1, 6)),
+        CudaKvTypeOf(d, kCudaKvTypes[round / 5 % 3])};
+    // With few splits, with many, and with more rows than are taken side by side.
+    const auto n = static_cast<int32_t>(round % 3 == 0 ? random_.Int(3000, 5000)
+                                                       : random_.Int(1, 900)),
+               count = std::min(n, static_cast<int32_t>(round % 3 == 1 ? 900 : random_.Int(1, 30)));
+    const int32_t window = round % 4 == 3 ? static_cast<int32_t>(random_.Int(1, 400)) : 0;
+    SCOPED_TRACE(testing::Message()
+                 << "d " << d << " G " << group << " block " << layout.block_tokens << ", " << count
+                 << " of " << n << ", window " << window);
+    PagedKv kv(random_, layout, {n});
+    const auto pool = UploadPool(kv);
+    const int64_t heads = int64_t{layout.kv_heads} * group;
+    Matrix q = Matrix::Normal(random_, count, heads * d);
+    std::vector<float> sinks(heads);
+    for (float& sink : sinks) sink = random_.Normal(4.0f);
+    sinks[random_.Int(0, heads - 1)] = 60.0f;  // takes all
+    const DeviceArray<float> on_device(sinks);
+    std::vector<int32_t> table;
+    AttentionChunk chunk = kv.WindowChunk(0, 0, count, n - count, window, &table);
+    const Matrix without = Run(kv, pool, q, {chunk});
+    chunk.sinks = sinks.data();
+    Matrix expected(q.rows(), q.cols());
+    AttendRef(q.tensor(), {{chunk}}, kv.pool(), layout, ScaleOf(d), expected.tensor());
+    chunk.sinks = on_device.data();
+    const Matrix whole = Run(kv, pool, q, {chunk});
+    ExpectNear(whole, expected, kTolerance, 0);
+    ASSERT_FALSE(SameBits(whole, without));
+    std::vector<AttentionChunk> alone;
+    std::vector<std::vector<int32_t>> tables(count);
+    for (int32_t i = std::max(0, count - 12); i < count; ++i) {
+      alone.push_back(kv.WindowChunk(0, i, 1, n - count + i, window, &tables[i]));
+      alone.back().sinks = on_device.data();
+    }
+    const Matrix decoded = Run(kv, pool, q, alone);
+    for (const AttentionChunk& row : alone) {
+      ASSERT_TRUE(SameBits(decoded, row.first_row, whole, row.first_row));
+    }
+    for (float& sink : sinks) sink = -INFINITY;
+    const DeviceArray<float> none(sinks);
+    chunk.sinks = none.data();
+    ASSERT_TRUE(SameBits(Run(kv, pool, q, {chunk}), without));
   }
 }
 
@@ -219,10 +272,14 @@ TEST_F(CudaDenseAttentionTest, TheDevicesOwnKernelsGiveTheBitsOfThoseThatAnyHas)
                                  {second_table.data(), first, second, m - second}});
     Matrix q = Matrix::Normal(random_, first + second, int64_t{layout.kv_heads} * group * d);
     const auto least_share = static_cast<int32_t>(4 * random_.Int(0, 1));
+    const DeviceArray<float> sinks(
+        std::vector<float>(int64_t{layout.kv_heads} * group, random_.Normal(3.0f)));
+    const bool has_sinks = random_.Int(0, 1) == 1;
     Matrix results[2] = {q, q};
     for (const bool portable : {false, true}) {
-      const DenseAttentionShape shape{
+      DenseAttentionShape shape{
           2, std::max(first, second), std::max(n, m), group, layout, way, portable, least_share};
+      if (has_sinks) shape.sinks = sinks.data();
       results[portable] = RunShape(shape, q, chunks, pool);
     }
     for (int64_t i = 0; i < q.rows(); ++i) {

@@ -66,9 +66,9 @@ class CudaHashEncodeTest : public CudaTest {
 
 TEST_F(CudaHashEncodeTest, CodesOfKeysAreTheReferencesBits) {
   SCOPED_TRACE(Seed());
-  for (int round = 0; round < 12; ++round) {
-    const int32_t d = std::array{64, 80, 96, 128}[round % 4];
-    const DType dtype = kCudaKvTypes[round / 4];
+  for (int round = 0; round < 15; ++round) {
+    const int32_t d = kCudaHeadDims[round % 5];
+    const DType dtype = CudaKvTypeOf(d, kCudaKvTypes[round / 5]);
     for (const int32_t bits : {32, 64, 128, 256}) {
       ExpectKeyCodes(dtype, d, AnyWidths(d, bits), static_cast<int32_t>(random_.Int(1, 8)));
       ExpectKeyCodes(dtype, d, AnyWidths(d, bits), static_cast<int32_t>(random_.Int(9, 300)));

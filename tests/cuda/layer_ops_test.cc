@@ -88,7 +88,7 @@ TEST_F(CudaLayerOpsTest, HeadsAreNormedInPlace) {
 
 TEST_F(CudaLayerOpsTest, RopeEqualsTheReference) {
   SCOPED_TRACE(Seed());
-  for (const int32_t d : {64, 80, 96, 128}) {
+  for (const int32_t d : kCudaHeadDims) {
     Matrix x = Matrix::Normal(random_, AnyRows(), 3 * d), table(x.rows(), d);
     std::vector<int32_t> positions;
     for (int64_t i = 0; i < x.rows(); ++i) {
@@ -182,10 +182,10 @@ TEST_F(CudaLayerOpsTest, EmbeddingIsExactForEveryTypeAndScale) {
 
 TEST_F(CudaLayerOpsTest, WrittenRowsAreTheReferencesBytes) {
   SCOPED_TRACE(Seed());
-  for (int round = 0; round < 12; ++round) {
-    const int32_t d = std::array{64, 80, 96, 128}[round % 4];
+  for (int round = 0; round < 15; ++round) {
+    const int32_t d = kCudaHeadDims[round % 5];
     const KvLayout layout{3, d, static_cast<int32_t>(16 * random_.Int(1, 5)),
-                          kCudaKvTypes[round / 4]};
+                          CudaKvTypeOf(d, kCudaKvTypes[round / 5])};
     SCOPED_TRACE(DTypeName(layout.dtype));
     PagedKv kv(random_, layout, {300, 40});
     Matrix k = Matrix::Normal(random_, 60, 3 * d), v = Matrix::Normal(random_, 60, 3 * d);

@@ -11,10 +11,10 @@ class CudaLogitSelectTest : public CudaBackendFixture {};
 TEST_F(CudaLogitSelectTest, ChoosesTokensOfTheLargestMass) {
   SCOPED_TRACE(Seed());
   int round = 0;
-  for (const int32_t d : {64, 80, 96, 128}) {
+  for (const int32_t d : kCudaHeadDims) {
     for (const int32_t group : {1, 3, 4, 8, 16}) {
       const KvLayout layout{2, d, static_cast<int32_t>(16 * random_.Int(1, 5)),
-                            kCudaKvTypes[round++ % 3]};
+                            CudaKvTypeOf(d, kCudaKvTypes[round++ % 3])};
       const auto n = static_cast<int32_t>(random_.Int(100, 2500));
       PagedKv kv(random_, layout, {n, 700});
       const auto pool = UploadPool(kv);

@@ -120,6 +120,32 @@ TEST_F(CudaMatmulBlocksTest, ProductsHaveTheBitsOfTheWidenedMatrix) {
   }
 }
 
+// 4-bit floats lie as 8-bit ones, beside blocks of other types, too.
+TEST_F(CudaMatmulBlocksTest, FourBitFloatsHaveTheBitsOfTheWidenedMatrix) {
+  SCOPED_TRACE(Seed());
+  for (const int64_t m : {1, 8, 20, 64, 128, 200, 600}) {
+    const int64_t in = 32 * random_.Int(1, 90), out_a = random_.Int(1, 200),
+                  out_b = random_.Int(1, 90);
+    SCOPED_TRACE(testing::Message()
+                 << "m " << m << ", in " << in << ", out " << out_a << "+" << out_b);
+    const BlockMatrix a(random_, out_a, in, WeightType::kMxfp4),
+        b(random_, out_b, in, m % 3 == 0 ? WeightType::kQ8_0 : WeightType::kMxfp4);
+    const std::vector<StoredMatrix> parts = {a.stored(), b.stored()};
+    std::vector<uint16_t> wide = Widened(parts[0]);
+    const std::vector<uint16_t> rest = Widened(parts[1]);
+    wide.insert(wide.end(), rest.begin(), rest.end());
+    Matrix x = Matrix::Normal(random_, m, in, 1.0f, AnyPadding());
+    const Matrix y = Matrix::Normal(random_, m, out_a + out_b);
+    const auto stored = backend_->PackStored(parts, DType::kBF16);
+    const auto plain =
+        backend_->Pack({{{wide.data(), DType::kBF16, out_a + out_b, in}}}, DType::kBF16);
+    ASSERT_NE(stored, nullptr);
+    ASSERT_NE(plain, nullptr);
+    ASSERT_TRUE(
+        SameBits(Product(x, y, *stored, {}, true, 0, m), Product(x, y, *plain, {}, true, 0, m)));
+  }
+}
+
 // Enough outputs for every block of the device to take several tiles, and more inner values than a ring holds.
 TEST_F(CudaMatmulBlocksTest, ManyTilesAndLongRowsHaveTheSameBits) {
   SCOPED_TRACE(Seed());

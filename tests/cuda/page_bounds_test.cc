@@ -25,10 +25,10 @@ class CudaPageBoundsTest : public CudaBackendFixture {
 
 TEST_F(CudaPageBoundsTest, BoundsAreTheReferencesToTheBitInAnyNumberOfSpans) {
   SCOPED_TRACE(Seed());
-  for (int round = 0; round < 12; ++round) {
-    const int32_t d = std::array{64, 80, 96, 128}[round % 4];
+  for (int round = 0; round < 15; ++round) {
+    const int32_t d = kCudaHeadDims[round % 5];
     const KvLayout layout{2, d, static_cast<int32_t>(16 * random_.Int(1, 5)),
-                          kCudaKvTypes[round / 4]};
+                          CudaKvTypeOf(d, kCudaKvTypes[round / 5])};
     SCOPED_TRACE(DTypeName(layout.dtype));
     const auto n = static_cast<int32_t>(random_.Int(40, 700));
     // Behind the keys of a span lie others, which are nobody's yet.

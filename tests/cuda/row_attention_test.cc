@@ -129,7 +129,7 @@ class CudaRowAttentionTest : public CudaTest {
 
 TEST_F(CudaRowAttentionTest, EqualsTheReferenceForEveryHeadDimensionAndGroup) {
   SCOPED_TRACE(Seed());
-  for (const int32_t d : {64, 80, 96, 128}) {
+  for (const int32_t d : kCudaHeadDims) {
     for (int32_t group = 1; group <= 17; group += group < 9 ? 1 : 4) {
       const KvLayout layout{static_cast<int32_t>(random_.Int(1, 3)), d, 32, DType::kBF16};
       PagedKv kv(random_, layout, {300});
@@ -187,8 +187,8 @@ TEST_F(CudaRowAttentionTest, ManyShortListsAroundTheBordersOfBlocks) {
 
 TEST_F(CudaRowAttentionTest, RowsInPinnedHostMemoryGiveTheSameBits) {
   SCOPED_TRACE(Seed());
-  for (const int32_t d : {64, 80, 96, 128}) {
-    const KvLayout layout{2, d, 64, AnyCudaKvType(random_)};
+  for (const int32_t d : kCudaHeadDims) {
+    const KvLayout layout{2, d, 64, CudaKvTypeOf(d, AnyCudaKvType(random_))};
     PagedKv kv(random_, layout, {2000});
     const size_t bytes = kv.num_blocks() * layout.BlockBytes();
     std::byte* pinned = nullptr;
@@ -279,7 +279,7 @@ TEST_F(CudaRowAttentionTest, NotANumberInOneQueryDisturbsNoOther) {
 // Whether finished or as a state; in rows that others stand between.
 TEST_F(CudaRowAttentionTest, FinishedAttentionIsThatOfItsState) {
   SCOPED_TRACE(Seed());
-  for (const int32_t d : {64, 80, 96, 128}) {
+  for (const int32_t d : kCudaHeadDims) {
     const KvLayout layout{2, d, static_cast<int32_t>(16 * random_.Int(1, 6)), DType::kBF16};
     const auto group = random_.Int(1, 10);
     PagedKv kv(random_, layout, {2500});
@@ -325,6 +325,20 @@ TEST_F(CudaRowAttentionTest, FinishedAttentionIsThatOfItsState) {
           ASSERT_EQ(row[c], state[d + 1] == 0 ? 0.0f : state[c] / state[d + 1]) << i << " " << c;
         }
       }
+      const DeviceArray<float> sinks(std::vector<float>(2 * group, random_.Normal(2.0f)));
+      WINNOW_CUDA_OK(AttendChosen(
+          call.shape(portable), q_on_device.data(), q.tensor().stride, on_device.data(),
+          selection.view(), pool.data(), 0.125f,
+          {.out = out_on_device.data(), .out_stride = out.tensor().stride, .sinks = sinks.data()},
+          workspace.data(), nullptr));
+      Download(out_on_device, out);
+      Matrix of_states = out;
+      const DeviceArray<float> device_states(states);
+      WINNOW_CUDA_OK(FinishStates(device_states.data(), on_device.data(), 3,
+                                  static_cast<int32_t>(2 * group), d, sinks.data(),
+                                  out_on_device.data(), out.tensor().stride, nullptr));
+      Download(out_on_device, of_states);
+      ASSERT_TRUE(SameBits(out, of_states));
     }
   }
 }
@@ -343,17 +357,27 @@ TEST_F(CudaRowAttentionTest, StatesFinishAsTheirAttention) {
   std::vector<RetrievalQuery> queries = Queries(3);
   std::swap(queries[0].row, queries[2].row);
   const DeviceQueries queries_on_device(queries);
-  Matrix out(3, 4 * d);
-  const auto out_on_device = Upload(out);
-  WINNOW_CUDA_OK(FinishStates(on_device.data(), queries_on_device.data(), 3, 4, d,
-                              out_on_device.data(), out.tensor().stride, nullptr));
-  Download(out_on_device, out);
-  EXPECT_TRUE(out.GuardsIntact());
-  for (int i = 0; i < 12; ++i) {
-    for (int32_t c = 0; c < d; ++c) {
+  const std::vector<float> sinks = {random_.Normal(), random_.Normal(), -INFINITY, 200.0f};
+  const DeviceArray<float> sinks_on_device(sinks);
+  for (const bool has_sinks : {false, true}) {
+    Matrix out(3, 4 * d);
+    const auto out_on_device = Upload(out);
+    WINNOW_CUDA_OK(FinishStates(on_device.data(), queries_on_device.data(), 3, 4, d,
+                                has_sinks ? sinks_on_device.data() : nullptr, out_on_device.data(),
+                                out.tensor().stride, nullptr));
+    Download(out_on_device, out);
+    EXPECT_TRUE(out.GuardsIntact());
+    for (int i = 0; i < 12; ++i) {
       const float* state = states.data() + i * (d + 2);
-      const float expected = state[d + 1] == 0 ? 0.0f : state[c] / state[d + 1];
-      ASSERT_NEAR(out.row(queries[i / 4].row)[i % 4 * d + c], expected, 1e-5);
+      std::vector<float> expected(d);
+      if (state[d + 1] != 0) {
+        FinishAttentionState(state, d,
+                             has_sinks ? sinks[i % 4] * std::log2(std::exp(1.0f)) : -INFINITY,
+                             expected.data());
+      }
+      for (int32_t c = 0; c < d; ++c) {
+        ASSERT_NEAR(out.row(queries[i / 4].row)[i % 4 * d + c], expected[c], 1e-5) << i;
+      }
     }
   }
 }
@@ -484,6 +508,7 @@ TEST_F(CudaRowAttentionTest, RefusesWhatItDoesNotHave) {
   };
   EXPECT_TRUE(refuses(72, DType::kBF16));
   EXPECT_TRUE(refuses(128, DType::kF32));
+  EXPECT_TRUE(refuses(256, DType::kI8));
   EXPECT_TRUE(refuses(128, DType::kI8, 62));
 }
 

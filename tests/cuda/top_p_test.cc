@@ -123,10 +123,10 @@ class CudaTopPTest : public CudaTest {
 TEST_F(CudaTopPTest, FourBitKeysAreTheReferencesBits) {
   SCOPED_TRACE(Seed());
   int round = 0;
-  for (const int32_t d : {64, 80, 96, 128, 128}) {
+  for (const int32_t d : {64, 80, 96, 128, 128, 256}) {
     for (const float deviation : {1.0f, 1e-30f, 1e30f, 0.0f}) {
       const KvLayout layout{2, d, static_cast<int32_t>(16 * random_.Int(1, 5)),
-                            kCudaKvTypes[round++ % 3]};
+                            CudaKvTypeOf(d, kCudaKvTypes[round++ % 3])};
       PagedKv kv(random_, layout, {333, 70}, deviation);
       kv.SetKey(0, 0, 5, 2, -0.0f);
       const std::vector<KeySpan> spans = {{kv.table(0), {17, 333}}, {kv.table(1), {0, 70}}};
@@ -146,7 +146,7 @@ TEST_F(CudaTopPTest, FourBitKeysAreTheReferencesBits) {
 TEST_F(CudaTopPTest, KeepsWhatSortingAndCuttingKeeps) {
   SCOPED_TRACE(Seed());
   for (int round = 0; round < 40; ++round) {
-    const KvLayout layout{static_cast<int32_t>(random_.Int(1, 2)), AnyHeadDim(random_),
+    const KvLayout layout{static_cast<int32_t>(random_.Int(1, 2)), AnyHeadDimTo256(random_),
                           static_cast<int32_t>(16 * random_.Int(1, 5)), DType::kBF16};
     const auto group = random_.Int(1, 9);
     PagedKv kv(random_, layout, {static_cast<int32_t>(random_.Int(200, 1300))});
@@ -176,7 +176,7 @@ TEST_F(CudaTopPTest, KeepsWhatSortingAndCuttingKeeps) {
 // leave parts empty, or full but for one.
 TEST_F(CudaTopPTest, AnySpreadAndAnyNumberIsCut) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{1, AnyHeadDim(random_), 32, DType::kBF16};
+  const KvLayout layout{1, AnyHeadDimTo256(random_), 32, DType::kBF16};
   PagedKv kv(random_, layout, {4400});
   const auto keys = Quantize(kv);
   const float scale = 1.0f / std::sqrt(static_cast<float>(layout.head_dim));
@@ -207,7 +207,7 @@ TEST_F(CudaTopPTest, AnySpreadAndAnyNumberIsCut) {
 TEST_F(CudaTopPTest, AQueryAloneIsCutAsAmongOthers) {
   SCOPED_TRACE(Seed());
   for (int round = 0; round < 6; ++round) {
-    const KvLayout layout{2, AnyHeadDim(random_), 16, DType::kBF16};
+    const KvLayout layout{2, AnyHeadDimTo256(random_), 16, DType::kBF16};
     PagedKv kv(random_, layout, {5000});
     const auto keys = Quantize(kv);
     const auto group = random_.Int(1, 6);
@@ -244,7 +244,7 @@ TEST_F(CudaTopPTest, AQueryAloneIsCutAsAmongOthers) {
 // Weights that are powers of two, so that every sum is exact and the cut is known.
 TEST_F(CudaTopPTest, CutsExactlyWhereTheWeightIsReached) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{1, AnyHeadDim(random_), 16, DType::kBF16};
+  const KvLayout layout{1, AnyHeadDimTo256(random_), 16, DType::kBF16};
   PagedKv kv(random_, layout, {64}, 0.0f);
   const auto logit = [&](int32_t token, int value) {
     kv.SetKey(0, 0, token, 3, static_cast<float>(value) * 15);
@@ -275,7 +275,7 @@ TEST_F(CudaTopPTest, CutsExactlyWhereTheWeightIsReached) {
 // From 1 to what is zero beside it.
 TEST_F(CudaTopPTest, WhatUnderflowsIsNeverKept) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{1, AnyHeadDim(random_), 16, DType::kBF16};
+  const KvLayout layout{1, AnyHeadDimTo256(random_), 16, DType::kBF16};
   PagedKv kv(random_, layout, {64}, 0.0f);
   for (int32_t t = 0; t < 64; ++t) kv.SetKey(0, 0, t, 3, -128 * 15);
   kv.SetKey(0, 0, 30, 3, 0);

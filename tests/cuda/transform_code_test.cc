@@ -570,6 +570,7 @@ TEST_F(CudaTransformCodeTest, StatesEndAsStepByStep) {
     const std::vector<const float*> tables(num_queries, device_table.data());
     const TailMasses tail{heads, device_masses.data(), device_references.data(),
                           device_deltas.data()};
+    const DeviceArray<float> sinks(std::vector<float>(heads, 1.5f));
     const int64_t stride = int64_t{heads} * d + 3;
     for (const bool merges : {false, true}) {
       for (const bool has_tail : {false, true}) {
@@ -583,15 +584,17 @@ TEST_F(CudaTransformCodeTest, StatesEndAsStepByStep) {
         if (has_tail) {
           WINNOW_CUDA_OK(MergeTails(transform, tables, tail, stepwise.data(), nullptr));
         }
+        const float* const of_heads = merges == has_tail ? sinks.data() : nullptr;
         WINNOW_CUDA_OK(FinishStates(stepwise.data(), queries.data(), num_queries, heads, d,
-                                    out_stepwise.data(), stride, nullptr));
+                                    of_heads, out_stepwise.data(), stride, nullptr));
         StateEnd end{.states = at_once.data(),
                      .num_queries = num_queries,
                      .heads = heads,
                      .head_dim = d,
                      .queries = queries.data(),
                      .out = out_at_once.data(),
-                     .out_stride = stride};
+                     .out_stride = stride,
+                     .sinks = of_heads};
         if (merges) end.parts = parts.data();
         if (has_tail) {
           end.transform = &transform;

@@ -407,29 +407,6 @@ TEST_F(GptOssModelTest, ADeviceThatRoutesIsToldOfBiasesAndOfTheGate) {
   EXPECT_GT(device.calls, 0);
 }
 
-// A device without kernels for sinks.
-class SinklessDevice : public PretendedDevice {
- public:
-  using PretendedDevice::PretendedDevice;
-  std::string Refusal(const kernels::KvLayout&, int32_t, bool has_sinks) const override {
-    return has_sinks ? "attention with sinks" : "";
-  }
-};
-
-TEST_F(GptOssModelTest, ADeviceWithoutSinksRefusesTheModelByName) {
-  const auto cpu = kernels::MakeCpuBackend("auto", 1);
-  SinklessDevice device(*cpu);
-  const absl::Status status = Decoder::Create(config_, weights_.weights, device,
-                                              {.compute = DType::kBF16,
-                                               .kv_dtype = DType::kBF16,
-                                               .block_tokens = 16,
-                                               .kv_bytes = 8 << 20})
-                                  .status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("does not run attention with sinks; --device cpu does"));
-}
-
 TEST_F(ExpertModelTest, ADeviceThatFailsInALayerOfExpertsMakesItUnavailable) {
   const auto cpu = kernels::MakeCpuBackend("auto", 2);
   for (const int waits : {0, 1}) {  // in the first of its layers, and in the second

@@ -17,7 +17,6 @@
 #include "gtest/gtest.h"
 #include "kernels/dtype.h"
 #include "kernels/host_matrix.h"
-#include "tests/unit/engine/pretended_device.h"
 #include "tests/unit/engine/sequence_runner.h"
 #include "tests/unit/engine/tensor_files.h"
 #include "tests/unit/test_seed.h"
@@ -26,7 +25,6 @@ namespace winnow::engine {
 namespace {
 
 using nlohmann::json;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 enum class Form { kMxfp4, kBF16, kF16, kF32 };
@@ -183,8 +181,6 @@ TEST_P(StackedExpertsTest, EachFormOfWeightsIsTakenOrRefusedByName) {
   EXPECT_EQ(rounded.ok(), !quantised) << rounded;
   if (quantised) {
     EXPECT_THAT(std::string(rounded.message()), HasSubstr("MXFP4"));
-    EXPECT_EQ(StoredTypes(WeightStorage::kStored, *weights),
-              std::vector{kernels::WeightType::kMxfp4});
     // 4 bits and a bfloat16 for each 32 values; biases in float32.
     EXPECT_EQ(ExpertStorageBytes(WeightStorage::kStored, *weights, kernels::DType::kBF16),
               kExperts * (3 * kHidden * kInner / 32 * 18 + (2 * kInner + kHidden) * 4));
@@ -284,38 +280,6 @@ TEST(Mxfp4MatrixTest, StoredBlocksGiveNearlyTheLogitsOfWidenedOnes) {
   }
   EXPECT_GT(error, 0);
   EXPECT_LT(error, 0.1 * size);
-}
-
-// A device without products with such blocks.
-class PlainDevice : public PretendedDevice {
- public:
-  using PretendedDevice::PretendedDevice;
-  bool ComputesStored(kernels::WeightType type) const override {
-    return type != kernels::WeightType::kMxfp4;
-  }
-};
-
-TEST(Mxfp4MatrixTest, ADeviceWithoutProductsWithThemRefusesStoredBlocksByName) {
-  const std::string dir = SourcePath("tests/golden/families/gpt_oss_mxfp4");
-  const auto config = LoadModelConfig(dir);
-  ASSERT_TRUE(config.ok()) << config.status();
-  const auto weights = LoadWeights(dir, *config);
-  ASSERT_TRUE(weights.ok()) << weights.status();
-  const auto cpu = kernels::MakeCpuBackend("auto", 1);
-  PlainDevice device(*cpu);
-  for (const WeightStorage storage : {WeightStorage::kStored, WeightStorage::kWide}) {
-    const absl::Status status = Decoder::Create(*config, *weights, device,
-                                                {.compute = kernels::DType::kBF16,
-                                                 .weights = storage,
-                                                 .kv_dtype = kernels::DType::kBF16,
-                                                 .block_tokens = 16,
-                                                 .kv_bytes = 8 << 20})
-                                    .status();
-    EXPECT_EQ(status.ok(), storage == WeightStorage::kWide) << status;
-    if (status.ok()) continue;
-    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("weights is stored: "),
-                                                     HasSubstr("no products with MXFP4 blocks")));
-  }
 }
 
 // Blocks without a quantization_config, which says what they are.

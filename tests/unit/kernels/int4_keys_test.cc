@@ -46,7 +46,7 @@ TEST_P(Int4KeysTest, AreTheReferencesBitForBit) {
 
 TEST_P(Int4KeysTest, TokenByTokenGivesTheBitsOfAllAtOnce) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{2, AnyCpuHeadDim(random_), 32, AnyKvType(random_)};
+  const KvLayout layout{2, AnyHeadDimTo256(random_), 32, AnyKvType(random_)};
   PagedKv kv(random_, layout, {100});
   const auto backend = Make(3);
   std::vector<std::byte> at_once = Memory(kv), grown = Memory(kv);
@@ -62,7 +62,7 @@ TEST_P(Int4KeysTest, TokenByTokenGivesTheBitsOfAllAtOnce) {
 TEST_P(Int4KeysTest, NoValueIsWrongByMoreThanHalfAStep) {
   SCOPED_TRACE(Seed());
   for (const DType dtype : kKvTypes) {
-    const KvLayout layout{1, AnyCpuHeadDim(random_), 32, dtype};
+    const KvLayout layout{1, AnyHeadDimTo256(random_), 32, dtype};
     PagedKv kv(random_, layout, {200}, 3.0f);
     for (int32_t t = 100; t < 200; ++t) kv.SetKey(0, 0, t, t % 64, 40.0f);  // as RoPE'd keys have
     std::vector<std::byte> keys = Memory(kv);

@@ -9,7 +9,7 @@ WINNOW_FOR_EACH_ISA(KeySpanTest);
 
 TEST_P(KeySpanTest, AnIndexTableSaysWhereTheIndexLies) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{2, AnyCpuHeadDim(random_), 32, AnyKvType(random_)};
+  const KvLayout layout{2, AnyHeadDimTo256(random_), 32, AnyKvType(random_)};
   constexpr int32_t kLength = 150, kBlocks = 5;
   PagedKv kv(random_, layout, {kLength});
   const std::vector<int32_t> places = {3, 0, 4, 2, 1};

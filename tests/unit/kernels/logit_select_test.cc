@@ -48,7 +48,7 @@ WINNOW_FOR_EACH_ISA(LogitSelectTest);
 TEST_P(LogitSelectTest, ChoosesWhatTheReferenceChooses) {
   SCOPED_TRACE(Seed());
   for (int round = 0; round < 12; ++round) {
-    const KvLayout layout{static_cast<int32_t>(random_.Int(1, 2)), AnyCpuHeadDim(random_),
+    const KvLayout layout{static_cast<int32_t>(random_.Int(1, 2)), AnyHeadDimTo256(random_),
                           static_cast<int32_t>(16 * random_.Int(1, 5)), AnyKvType(random_)};
     const auto group = random_.Int(1, 8);
     PagedKv kv(random_, layout, {static_cast<int32_t>(random_.Int(1, 1400)), 300});
@@ -104,7 +104,7 @@ TEST_P(LogitSelectTest, MassesBelowTheLeastNormalNumberAreZero) {
 
 TEST_P(LogitSelectTest, OfEqualScoresTheLaterTokensAreChosen) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{1, AnyCpuHeadDim(random_), 32, AnyKvType(random_)};
+  const KvLayout layout{1, AnyHeadDimTo256(random_), 32, AnyKvType(random_)};
   PagedKv kv(random_, layout, {700});
   for (int32_t t = 1; t < 700; ++t) kv.CopyKey(0, 0, 0, t);
   Matrix q = Matrix::Normal(random_, 1, 3 * layout.head_dim);
@@ -123,7 +123,7 @@ TEST_P(LogitSelectTest, OfEqualScoresTheLaterTokensAreChosen) {
 TEST_P(LogitSelectTest, EqualKeysAreEqualWhereverTheyStand) {
   SCOPED_TRACE(Seed());
   for (int round = 0; round < 10; ++round) {
-    const KvLayout layout{1, AnyCpuHeadDim(random_), 16, AnyKvType(random_)};
+    const KvLayout layout{1, AnyHeadDimTo256(random_), 16, AnyKvType(random_)};
     PagedKv kv(random_, layout, {1300});
     Matrix q = Matrix::Normal(random_, 1, 4 * layout.head_dim);
     std::vector<int32_t> copies;
@@ -149,7 +149,7 @@ TEST_P(LogitSelectTest, EqualKeysAreEqualWhereverTheyStand) {
 
 TEST_P(LogitSelectTest, TheSameOnAnyNumberOfThreadsAloneAndAmongOthers) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{2, AnyCpuHeadDim(random_), 64, AnyKvType(random_)};
+  const KvLayout layout{2, AnyHeadDimTo256(random_), 64, AnyKvType(random_)};
   PagedKv kv(random_, layout, {2500, 90});
   Matrix q = Matrix::Normal(random_, 5, 2 * 3 * layout.head_dim);
   const auto queries = AnyQueries(kv, 2, 5);
@@ -212,7 +212,7 @@ TEST_P(LogitSelectTest, ExtremeLogitsStillMakeAChoice) {
 TEST_P(LogitSelectTest, MeasuresWhatTheReferenceMeasures) {
   SCOPED_TRACE(Seed());
   for (int round = 0; round < 10; ++round) {
-    const KvLayout layout{2, AnyCpuHeadDim(random_), 48, AnyKvType(random_)};
+    const KvLayout layout{2, AnyHeadDimTo256(random_), 48, AnyKvType(random_)};
     const auto group = random_.Int(1, 5);
     PagedKv kv(random_, layout, {static_cast<int32_t>(random_.Int(200, 1200))});
     Matrix q = Matrix::Normal(random_, 3, 2 * group * layout.head_dim, 3.0f);

@@ -48,7 +48,7 @@ TEST_P(PageBoundsTest, BoundsAreTheReferencesBitForBit) {
 
 TEST_P(PageBoundsTest, TokenByTokenGivesTheBitsOfAllAtOnce) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{2, AnyCpuHeadDim(random_), 32, AnyKvType(random_)};
+  const KvLayout layout{2, AnyHeadDimTo256(random_), 32, AnyKvType(random_)};
   PagedKv kv(random_, layout, {150});
   const auto backend = Make(2);
   const std::vector<std::byte> at_once = BoundsOf(*backend, kv);
@@ -86,7 +86,7 @@ TEST_P(PageBoundsTest, ChoosesWhatTheReferenceChooses) {
   SCOPED_TRACE(Seed());
   int close_calls = 0;
   for (int round = 0; round < 20; ++round) {
-    const KvLayout layout{static_cast<int32_t>(random_.Int(1, 2)), AnyCpuHeadDim(random_),
+    const KvLayout layout{static_cast<int32_t>(random_.Int(1, 2)), AnyHeadDimTo256(random_),
                           static_cast<int32_t>(16 * random_.Int(1, 5)), AnyKvType(random_)};
     const auto group = random_.Int(1, 8);
     const int sequences = 2;
@@ -162,7 +162,7 @@ TEST_P(PageBoundsTest, TheLastPageIsChosenFromItsEnd) {
 
 TEST_P(PageBoundsTest, TheSameOnAnyNumberOfThreadsAndAmongOthers) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{2, AnyCpuHeadDim(random_), 64, AnyKvType(random_)};
+  const KvLayout layout{2, AnyHeadDimTo256(random_), 64, AnyKvType(random_)};
   PagedKv kv(random_, layout, {9000, 100});
   Matrix q = Matrix::Normal(random_, 2, 2 * 4 * layout.head_dim);
   const auto bounds = BoundsOf(*Make(3), kv, 2);

@@ -343,5 +343,20 @@ TEST(Half, RoundsToTheNearestAndTiesToEven) {
   EXPECT_TRUE(std::isnan(ToFloat(ToF16(NAN))));
 }
 
+TEST(Quantized, FourBitFloatsAreEightBitFloats) {
+  for (int scale = 0; scale < 255; ++scale) {
+    std::byte block[17] = {static_cast<std::byte>(scale)};
+    for (int i = 0; i < 16; ++i) block[1 + i] = static_cast<std::byte>(i | (15 - i) << 4);
+    std::byte as_float8[36];
+    Mxfp4ToFloat8(block, 32, as_float8);
+    float expected[32], values[32];
+    DequantizeRow(WeightType::kMxfp4, block, 32, expected);
+    DequantizeRow(WeightType::kF8x32, as_float8, 32, values);
+    for (int i = 0; i < 32; ++i) {
+      ASSERT_EQ(values[i], expected[i]) << "scale " << scale << ", value " << i;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace winnow::kernels

@@ -74,11 +74,11 @@ inline void ExpectTopK(const std::vector<int32_t>& chosen, std::span<const doubl
   }
 }
 
-// One that a GPU has, too, and any that a processor has.
+// A head dimension that a GPU has for each type of KV, and one that it has for bfloat16.
 inline int32_t AnyHeadDim(Random& random) {
   return std::vector<int32_t>{64, 80, 96, 128}[random.Int(0, 3)];
 }
-inline int32_t AnyCpuHeadDim(Random& random) {
+inline int32_t AnyHeadDimTo256(Random& random) {
   return random.Int(0, 4) == 0 ? 256 : AnyHeadDim(random);
 }
 inline DType AnyKvType(Random& random) { return kKvTypes[random.Int(0, 3)]; }

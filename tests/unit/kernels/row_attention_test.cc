@@ -107,7 +107,7 @@ TEST_P(RowAttentionTest, AllTokensChosenIsDenseAttention) {
   SCOPED_TRACE(Seed());
   for (int round = 0; round < 8; ++round) {
     const DType dtype = kKvTypes[round % 4];
-    const KvLayout layout{2, AnyCpuHeadDim(random_), static_cast<int32_t>(16 * random_.Int(1, 6)),
+    const KvLayout layout{2, AnyHeadDimTo256(random_), static_cast<int32_t>(16 * random_.Int(1, 6)),
                           dtype};
     const auto group = random_.Int(1, 8);
     const auto length = static_cast<int32_t>(random_.Int(1, 1500));
@@ -141,7 +141,7 @@ TEST_P(RowAttentionTest, AllTokensChosenIsDenseAttention) {
 TEST_P(RowAttentionTest, TheSameBitsOnAnyNumberOfThreadsAloneAndAmongOthers) {
   SCOPED_TRACE(Seed());
   for (const DType dtype : kKvTypes) {
-    const KvLayout layout{2, AnyCpuHeadDim(random_), 64, dtype};
+    const KvLayout layout{2, AnyHeadDimTo256(random_), 64, dtype};
     const auto group = random_.Int(1, 6);
     const int64_t state_floats = 2 * group * AttentionStateFloats(layout.head_dim);
     PagedKv kv(random_, layout, {500});
@@ -172,7 +172,7 @@ TEST_P(RowAttentionTest, TheSameBitsOnAnyNumberOfThreadsAloneAndAmongOthers) {
 
 TEST_P(RowAttentionTest, PartsAreMergedFromLeftToRight) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{1, AnyCpuHeadDim(random_), 64, AnyKvType(random_)};
+  const KvLayout layout{1, AnyHeadDimTo256(random_), 64, AnyKvType(random_)};
   const int64_t state_floats = AttentionStateFloats(layout.head_dim);
   PagedKv kv(random_, layout, {400});
   Matrix q = Matrix::Normal(random_, 1, 2 * layout.head_dim);

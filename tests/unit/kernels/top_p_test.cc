@@ -41,7 +41,7 @@ WINNOW_FOR_EACH_ISA(TopPTest);
 TEST_P(TopPTest, KeepsWhatSortingAndCuttingKeeps) {
   SCOPED_TRACE(Seed());
   for (int round = 0; round < 30; ++round) {
-    const KvLayout layout{static_cast<int32_t>(random_.Int(1, 2)), AnyCpuHeadDim(random_),
+    const KvLayout layout{static_cast<int32_t>(random_.Int(1, 2)), AnyHeadDimTo256(random_),
                           static_cast<int32_t>(16 * random_.Int(1, 5)), AnyKvType(random_)};
     const auto group = random_.Int(1, 6);
     PagedKv kv(random_, layout, {static_cast<int32_t>(random_.Int(200, 1300))});
@@ -112,7 +112,7 @@ TEST_P(TopPTest, KeepsWhatSortingAndCuttingKeeps) {
 // Weights that are powers of two, so that every sum is exact and the cut is known.
 TEST_P(TopPTest, CutsExactlyWhereTheWeightIsReached) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{1, AnyCpuHeadDim(random_), 16, AnyWideKvType(random_)};
+  const KvLayout layout{1, AnyHeadDimTo256(random_), 16, AnyWideKvType(random_)};
   PagedKv kv(random_, layout, {64}, 0.0f);
   // Logits 0, -1, -2, ... in base 2 by one channel that four bits hold exactly: zero is the
   // channel's own value, all others 0, so the code is 0 for it and 15 for them.
@@ -161,7 +161,7 @@ TEST_P(TopPTest, CutsExactlyWhereTheWeightIsReached) {
 
 TEST_P(TopPTest, OfEqualWeightsTheLaterAreKept) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{1, AnyCpuHeadDim(random_), 32, AnyKvType(random_)};
+  const KvLayout layout{1, AnyHeadDimTo256(random_), 32, AnyKvType(random_)};
   PagedKv kv(random_, layout, {500});
   for (int32_t t = 1; t < 500; ++t) kv.CopyKey(0, 0, 0, t);
   const auto keys = Quantize(kv, 1);
@@ -271,7 +271,7 @@ TEST_P(TopPTest, WeightsBelowTheLeastNormalNumberAreZero) {
 
 TEST_P(TopPTest, MorePKeepsMoreAndInPlaceIsTheSame) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{2, AnyCpuHeadDim(random_), 64, AnyKvType(random_)};
+  const KvLayout layout{2, AnyHeadDimTo256(random_), 64, AnyKvType(random_)};
   PagedKv kv(random_, layout, {3000});
   const auto keys = Quantize(kv, 1);
   Matrix q = Matrix::Normal(random_, 2, 2 * 4 * layout.head_dim, 2.0f);
