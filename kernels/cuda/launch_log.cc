@@ -33,21 +33,44 @@ void LaunchLog::Run::Truncate(size_t size) {
   bytes.resize(size == 0 ? 0 : ends.back());
 }
 
-LaunchLog::Run& LaunchLog::RunThatBegins(LaunchBytes launch) {
-  Run* free = nullptr;
+bool LaunchLog::Run::BeginsAs(const Run& other, size_t count) const {
+  const auto end = static_cast<ptrdiff_t>(count);
+  return std::equal(ends.begin(), ends.begin() + end, other.ends.begin()) &&
+         std::memcmp(bytes.data(), other.bytes.data(), ends[count - 1]) == 0;
+}
+
+LaunchLog::Run& LaunchLog::RunThatBeginsSo() {
   for (const auto& run : runs_) {
-    if (run->size() == 0) {
-      free = run.get();
-    } else if (run->turn == turn_ && Equal(run->At(0), launch)) {
-      return *run;
-    }
+    if (run->turn == turn_ && run->size() > 0 && run->BeginsAs(first_, kAtOnce)) return *run;
   }
-  if (free != nullptr) return *free;
-  if (runs_.size() < kMostRuns) return *runs_.emplace_back(std::make_unique<Run>());
-  Run& oldest = **std::min_element(runs_.begin(), runs_.end(),
-                                   [](const auto& a, const auto& b) { return a->used < b->used; });
-  Clear(oldest);
-  return oldest;
+  Run& place = PlaceForRun();
+  place = Run();
+  place.turn = turn_;
+  place.bytes = first_.bytes;
+  place.ends = first_.ends;
+  return place;
+}
+
+LaunchLog::Run& LaunchLog::PlaceForRun() {
+  Run* oldest = nullptr;
+  Run* oldest_alike = nullptr;
+  size_t alike = 0;
+  const auto older = [](const Run* run, const Run& other) {
+    return run == nullptr || other.used < run->used;
+  };
+  for (const auto& run : runs_) {
+    if (run->size() == 0) return *run;
+    if (older(oldest, *run)) oldest = run.get();
+    if (run->turn != turn_ || !run->BeginsAs(first_, 1)) continue;
+    ++alike;
+    if (older(oldest_alike, *run)) oldest_alike = run.get();
+  }
+  if (alike < kMostAlike && runs_.size() < kMostRuns) {
+    return *runs_.emplace_back(std::make_unique<Run>());
+  }
+  Run& place = alike < kMostAlike ? *oldest : *oldest_alike;
+  Clear(place);
+  return place;
 }
 
 void LaunchLog::Clear(Run& run) {
@@ -57,15 +80,19 @@ void LaunchLog::Clear(Run& run) {
 
 bool LaunchLog::Launch(LaunchBytes launch) {
   if (run_ == nullptr) {
-    run_ = &RunThatBegins(launch);
-    run_->used = ++clock_;
-    run_->turn = turn_++;
-    at_ = asked_ = 0;
-    differs_ = too_long_ = false;
+    first_.Append(launch);
+    ++counts_.alone;
+    if (first_.size() == kAtOnce) {
+      run_ = &RunThatBeginsSo();
+      run_->used = ++clock_;
+      at_ = asked_ = kAtOnce;
+      differs_ = too_long_ = false;
+    }
+    return device_.Launch(launch);
   }
   if (at_ < run_->size() && Equal(run_->At(at_), launch)) {
     ++at_;
-    if (run_->graph == nullptr || at_ <= kAtOnce) return LaunchHeldBack();
+    if (run_->graph == nullptr) return LaunchHeldBack();
     if (at_ < run_->size()) return true;
     counts_.in_graphs += static_cast<int64_t>(at_ - asked_);
     asked_ = at_;
@@ -99,12 +126,18 @@ bool LaunchLog::LaunchHeldBack() {
 }
 
 bool LaunchLog::EndRun() {
+  if (first_.size() == 0) return true;
+  first_.Truncate(0);
+  ++turn_;
   if (run_ == nullptr) return true;
   // Cut off before the end that is remembered, it is another run from now on.
   const bool good = at_ == run_->size() || Differ();
   Run& run = *std::exchange(run_, nullptr);
-  run.repeated = !differs_;
-  if (differs_) run.refused = false;
+  if (differs_) {
+    run.times = 0;
+    run.refused = false;
+  }
+  ++run.times;
   if (too_long_ || run.size() < kLeastLaunches) Clear(run);
   return good;
 }
@@ -113,7 +146,10 @@ void LaunchLog::EndPass() {
   turn_ = 0;
   std::vector<LaunchBytes> launches;
   for (const auto& run : runs_) {
-    if (run.get() == run_ || !run->repeated || run->refused || run->graph != nullptr) continue;
+    if (run.get() == run_ || run->times < kTimesBeforeGraph || run->refused ||
+        run->graph != nullptr) {
+      continue;
+    }
     launches.clear();
     for (size_t i = kAtOnce; i < run->size(); ++i) launches.push_back(run->At(i));
     run->graph = device_.MakeGraph(launches);

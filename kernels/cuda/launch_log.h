@@ -1,7 +1,8 @@
 // Kernel launches of decode steps, which repeat themselves. A run is what is launched between two things
-// that are no launch (a copy, the host that waits). A run's first launches go at once, to keep the device at work;
-// the others, if they are the last time's, byte for byte, are held back until the last one and asked for as one
-// graph. What differs is launched as it always was.
+// that are no launch (a copy, the host that waits). A run's first launches go at once, to keep the device at work, and say
+// which run it is; the others, if they are the last time's, byte for byte, are held back until the last one and asked for
+// as one graph. What differs is launched as it always was. (Where a model's first layers have windows, a dense step and a
+// draft of one row begin with the same launches for longer, and take turns in one run's place.)
 // So a graph is never wrong, whatever changed since it was made: a batch of another size, a workspace
 // that moved, a context with one split more. Device memory that descriptors pass through may change freely; it
 // is no part of a launch.
@@ -53,6 +54,12 @@ class LaunchLog {
   static constexpr size_t kMostLaunches = 4096;
   // That are remembered, with their graphs; what was used last stays.
   static constexpr size_t kMostRuns = 64;
+  // Of these, with the same turn and first launch: dense steps and drafts of one row, while their contexts grow by a
+  // split. The chunks of a long prompt, each of which comes once, would take all places.
+  static constexpr size_t kMostAlike = 4;
+  // Times that a run comes, without a change, before it has a graph: one takes what four runs gain by theirs, and runs of
+  // verifications come a few times each.
+  static constexpr int kTimesBeforeGraph = 4;
 
   explicit LaunchLog(LaunchDevice& device) : device_(device) {}
   LaunchLog(const LaunchLog&) = delete;
@@ -63,7 +70,7 @@ class LaunchLog {
   // Asks for what is held back: something follows that is no launch of this log.
   [[nodiscard]] bool EndRun();
   // The host is about to wait for the device, as it does where a pass ends: turns count from here on. Makes graphs of
-  // the runs that have come twice, which takes up to a millisecond.
+  // the runs that have come often enough, which takes up to a millisecond.
   void EndPass();
   // The device has done all that it was asked for.
   void Waited() { dropped_.clear(); }
@@ -75,7 +82,7 @@ class LaunchLog {
     std::vector<std::byte> bytes;        // of the launches, each from a multiple of 16 on
     std::vector<size_t> ends;            // of each, where its bytes end
     int64_t turn = 0;                    // of its pass, after how many others
-    bool repeated = false;               // the last time it was as the time before
+    int times = 0;                       // that it came as it is
     bool refused = false;                // there is no graph of it
     int64_t used = 0;                    // when last, counted in runs
     std::unique_ptr<LaunchGraph> graph;  // of all but the first kAtOnce
@@ -84,10 +91,13 @@ class LaunchLog {
     LaunchBytes At(size_t i) const;
     void Append(LaunchBytes launch);
     void Truncate(size_t size);
+    // Its first `count` launches are the other's. REQUIRES: both have so many.
+    bool BeginsAs(const Run& other, size_t count) const;
   };
 
-  // The remembered run of this turn that begins so, or an empty one.
-  Run& RunThatBegins(LaunchBytes launch);
+  // The remembered run of this turn that begins as `first_` does, or a place for it, which has these launches alone.
+  Run& RunThatBeginsSo();
+  Run& PlaceForRun();
   void Clear(Run& run);
   // The current run is not what is remembered of it: `at_` launches are.
   [[nodiscard]] bool Differ();
@@ -95,7 +105,8 @@ class LaunchLog {
 
   LaunchDevice& device_;
   std::vector<std::unique_ptr<Run>> runs_;
-  Run* run_ = nullptr;  // that is current; null: none is
+  Run first_;           // launches of the current run, kAtOnce at most
+  Run* run_ = nullptr;  // which one that is; null: it is not known yet
   size_t at_ = 0;       // of its launches, how many came
   size_t asked_ = 0;    // and were asked for
   bool differs_ = false, too_long_ = false;

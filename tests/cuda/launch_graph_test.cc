@@ -214,7 +214,7 @@ TEST_F(CudaLaunchGraphTest, MemoryGoesBehindWhatWasLaunchedForIt) {
     }
   };
   for (const bool shared : {false, true}) {
-    for (int pass = 0; pass < 3; ++pass) {
+    for (int pass = 0; pass <= LaunchLog::kTimesBeforeGraph; ++pass) {
       backend_->BeginPass();
       norm(kAtOnce + 40);
     }

@@ -155,6 +155,22 @@ TEST_F(CudaLayerOpsTest, GeluMulEqualsTheReference) {
   }
 }
 
+TEST_F(CudaLayerOpsTest, ClampedSwigluMulEqualsTheReference) {
+  SCOPED_TRACE(Seed());
+  for (const int64_t n : {1, 80, 1000, 2880}) {
+    const ClampedSwiglu by = {1.702f, static_cast<float>(random_.Int(1, 9))};
+    Matrix gate_up = Matrix::Normal(random_, AnyRows(), 2 * n, 6.0f);
+    gate_up.row(0)[0] = -200.0f;
+    gate_up.row(gate_up.rows() - 1)[n] = 300.0f;
+    Matrix out(gate_up.rows(), n), expected(gate_up.rows(), n);
+    const auto on_device = Upload(gate_up), result = Upload(out);
+    WINNOW_CUDA_OK(ClampedSwigluMul(View(on_device, gate_up), by, View(result, out), nullptr));
+    Download(result, out);
+    ClampedSwigluMulRef(gate_up.tensor(), by, expected.tensor());
+    ExpectNear(out, expected, 1e-6, 4e-6);
+  }
+}
+
 TEST_F(CudaLayerOpsTest, EmbeddingIsExactForEveryTypeAndScale) {
   SCOPED_TRACE(Seed());
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {

@@ -100,6 +100,9 @@ class LaunchLogTest : public testing::Test {
     Launch(numbers);
     Wait();
   }
+  void Passes(const Numbers& numbers, int times) {
+    for (int i = 0; i < times; ++i) Pass(numbers);
+  }
   // A number for each launch, the first from `first` on.
   static Numbers Run(int32_t first, size_t count) {
     Numbers numbers(count);
@@ -114,24 +117,25 @@ class LaunchLogTest : public testing::Test {
 
 constexpr auto kAtOnce = static_cast<int32_t>(LaunchLog::kAtOnce);
 constexpr auto kLong = static_cast<int32_t>(LaunchLog::kLeastLaunches + 10);
+constexpr int kTimes = LaunchLog::kTimesBeforeGraph;
 
-TEST_F(LaunchLogTest, ARunThatCameTwiceIsAGraph) {
+TEST_F(LaunchLogTest, ARunThatCameOftenIsAGraph) {
   const Numbers run = Run(0, kLong);
-  Pass(run);
+  Passes(run, kTimes - 1);
+  EXPECT_EQ(device_.graphs(), 0);
   Pass(run);
   EXPECT_EQ(device_.graph_launches, 0);
   EXPECT_EQ(device_.graphs(), 1);
   Launch(run);
   EXPECT_EQ(device_.graph_launches, 1) << "with its last launch, not later";
   Wait();
-  EXPECT_EQ(log_.counts().alone, 2 * kLong + kAtOnce);
+  EXPECT_EQ(log_.counts().alone, kTimes * kLong + kAtOnce);
   EXPECT_EQ(log_.counts().in_graphs, kLong - kAtOnce);
 }
 
 TEST_F(LaunchLogTest, ItsFirstLaunchesGoAtOnce) {
   const Numbers run = Run(0, kLong);
-  Pass(run);
-  Pass(run);
+  Passes(run, kTimes);
   for (int32_t i = 0; i < kAtOnce; ++i) {
     Launch({run[i]});
     EXPECT_EQ(device_.done, expected_);
@@ -148,45 +152,45 @@ TEST_F(LaunchLogTest, NothingIsHeldBackWithoutAGraph) {
 
 TEST_F(LaunchLogTest, ShortRunsGoAlone) {
   const Numbers run = Run(0, LaunchLog::kLeastLaunches - 1);
-  for (int i = 0; i < 4; ++i) Pass(run);
+  Passes(run, kTimes + 2);
   EXPECT_EQ(device_.graphs_asked, 0);
   const Numbers longer = Run(1000, LaunchLog::kLeastLaunches);
-  for (int i = 0; i < 4; ++i) Pass(longer);
+  Passes(longer, kTimes + 2);
   EXPECT_EQ(device_.graph_launches, 2);
 }
 
 TEST_F(LaunchLogTest, RunsThatAreTooLongGoAlone) {
   const Numbers run = Run(0, LaunchLog::kMostLaunches + 1);
-  for (int i = 0; i < 4; ++i) Pass(run);
+  Passes(run, kTimes + 2);
   EXPECT_EQ(device_.graphs_asked, 0);
-  EXPECT_EQ(log_.counts().alone, static_cast<int64_t>(4 * run.size()));
+  EXPECT_EQ(log_.counts().alone, static_cast<int64_t>((kTimes + 2) * run.size()));
 }
 
 TEST_F(LaunchLogTest, WhatDiffersIsLaunchedAndRemembered) {
   for (const int32_t at : {0, 3, kAtOnce, kLong - 1}) {
     const int launched = device_.graph_launches;
     Numbers run = Run(1000 * (at + 1), kLong);
-    for (int i = 0; i < 3; ++i) Pass(run);
+    Passes(run, kTimes + 1);
     EXPECT_EQ(device_.graph_launches, launched + 1);
     run[at] = -1 - at;
     Pass(run);
     EXPECT_EQ(device_.graph_launches, launched + 1);
-    for (int i = 0; i < 3; ++i) Pass(run);
+    Passes(run, kTimes + 1);
     EXPECT_EQ(device_.graph_launches, launched + 3);
   }
 }
 
 TEST_F(LaunchLogTest, ARunThatEndsEarlyIsLaunched) {
-  for (int i = 0; i < 3; ++i) Pass(Run(0, kLong + 10));
+  Passes(Run(0, kLong + 10), kTimes + 1);
   Pass(Run(0, kLong));
   EXPECT_EQ(device_.graph_launches, 1);
-  for (int i = 0; i < 2; ++i) Pass(Run(0, kLong));
+  Passes(Run(0, kLong), kTimes);
   EXPECT_EQ(device_.graph_launches, 2);
 }
 
 TEST_F(LaunchLogTest, ARunThatGoesOnIsLaunched) {
   const Numbers run = Run(0, kLong);
-  for (int i = 0; i < 3; ++i) Pass(run);
+  Passes(run, kTimes + 1);
   Launch(run);
   Launch({1000});
   EXPECT_EQ(device_.done, expected_);
@@ -195,7 +199,7 @@ TEST_F(LaunchLogTest, ARunThatGoesOnIsLaunched) {
 }
 
 TEST_F(LaunchLogTest, RunsOfSeveralBatchesHaveEachTheirGraph) {
-  for (int round = 0; round < 4; ++round) {
+  for (int round = 0; round < kTimes + 2; ++round) {
     for (int32_t batch = 0; batch < 8; ++batch) {
       Launch(Run(1000 * batch, kLong));
       EndRun();
@@ -208,7 +212,7 @@ TEST_F(LaunchLogTest, RunsOfSeveralBatchesHaveEachTheirGraph) {
 }
 
 TEST_F(LaunchLogTest, RunsOfAPassThatBeginAlikeHaveEachTheirGraph) {
-  for (int round = 0; round < 3; ++round) {
+  for (int round = 0; round < kTimes + 1; ++round) {
     for (const int32_t more : {0, 5, 3}) {
       Launch(Run(0, kLong + more));
       EndRun();
@@ -219,10 +223,45 @@ TEST_F(LaunchLogTest, RunsOfAPassThatBeginAlikeHaveEachTheirGraph) {
   EXPECT_EQ(device_.graph_launches, 3);
 }
 
+// Dense steps and drafts of one row: the same embedding, norm and products up to attention.
+TEST_F(LaunchLogTest, RunsThatTakeTurnsHaveEachTheirGraph) {
+  for (const int32_t at : {1, kAtOnce - 1}) {
+    const Numbers dense = Run(1000 * at, kLong);
+    Numbers draft = dense;
+    for (int32_t i = at; i < kLong; ++i) draft[i] = 500 + 1000 * at + i;
+    const int launched = device_.graph_launches, asked = device_.graphs_asked;
+    for (int i = 0; i < kTimes + 1; ++i) {
+      Pass(dense);
+      Pass(draft);
+    }
+    EXPECT_EQ(device_.graphs_asked, asked + 2);
+    EXPECT_EQ(device_.graph_launches, launched + 2) << "runs differ from " << at << " on";
+  }
+}
+
+// Chunks of a prompt, which begin alike and come once.
+TEST_F(LaunchLogTest, RunsThatBeginAlikeTakeOneAnothersPlace) {
+  const Numbers batch = Run(0, kLong);
+  Passes(batch, kTimes);
+  Numbers chunk = Run(1000, kLong);
+  for (size_t i = 0; i < 2 * LaunchLog::kMostRuns; ++i) {
+    ++chunk[1];
+    Pass(chunk);
+  }
+  Pass(batch);
+  EXPECT_EQ(device_.graph_launches, 1);
+  const auto last = static_cast<int32_t>(LaunchLog::kMostAlike);
+  for (int32_t back = 0; back < last; ++back) {
+    Passes(chunk, kTimes - 1);
+    --chunk[1];
+  }
+  EXPECT_EQ(device_.graphs_asked, 1 + last) << "those that came last are remembered";
+}
+
 TEST_F(LaunchLogTest, WhatWasUsedLastStays) {
   const auto run_of = [](size_t i) { return Run(static_cast<int32_t>(1000 * i), kLong); };
   for (size_t i = 0; i <= LaunchLog::kMostRuns; ++i) {
-    for (int times = 0; times < 2; ++times) Pass(run_of(i));
+    Passes(run_of(i), kTimes);
   }
   EXPECT_EQ(device_.graphs(), static_cast<int>(LaunchLog::kMostRuns));
   Pass(run_of(1));
@@ -234,7 +273,7 @@ TEST_F(LaunchLogTest, WhatWasUsedLastStays) {
 // Of prompts, say, between a step and the next.
 TEST_F(LaunchLogTest, ShortRunsTakeNobodysPlace) {
   const Numbers run = Run(0, kLong);
-  for (int i = 0; i < 2; ++i) Pass(run);
+  Passes(run, kTimes);
   for (size_t i = 0; i < 2 * LaunchLog::kMostRuns; ++i) {
     Pass(Run(static_cast<int32_t>(1000 * (i + 1)), 5));
   }
@@ -245,14 +284,14 @@ TEST_F(LaunchLogTest, ShortRunsTakeNobodysPlace) {
 TEST_F(LaunchLogTest, AGraphThatCannotBeMadeIsNotAskedForAgain) {
   device_.has_no_graphs = true;
   const Numbers run = Run(0, kLong);
-  for (int i = 0; i < 5; ++i) Pass(run);
+  Passes(run, kTimes + 3);
   EXPECT_EQ(device_.graphs_asked, 1);
-  EXPECT_EQ(log_.counts().alone, 5 * kLong);
+  EXPECT_EQ(log_.counts().alone, (kTimes + 3) * kLong);
 }
 
 TEST_F(LaunchLogTest, WhatGoesForOthersMayStillRun) {
   const auto run_of = [](size_t i) { return Run(static_cast<int32_t>(1000 * i), kLong); };
-  for (int i = 0; i < 2; ++i) Pass(run_of(0));
+  Passes(run_of(0), kTimes);
   for (size_t i = 0; i <= LaunchLog::kMostRuns; ++i) {
     Launch(run_of(i));
     EndRun();
@@ -270,7 +309,7 @@ TEST_F(LaunchLogTest, ADeviceThatFailsSaysSo) {
 
 TEST_F(LaunchLogTest, ADeviceThatFailsAtAGraphSaysSo) {
   const Numbers run = Run(0, kLong);
-  for (int i = 0; i < 2; ++i) Pass(run);
+  Passes(run, kTimes);
   Launch(Numbers(run.begin(), run.end() - 1));
   device_.fails = true;
   EXPECT_FALSE(log_.Launch(BytesOf(run.back())));
