@@ -360,7 +360,6 @@ absl::Status Indexes::GivePlace(RetrievalState& state) {
 // never drafts, and 0.79 under lsh, while each block's end was waited for.) A query that selects by masses chooses among tokens before its window only, and its newest ones wait there; codes of other kinds cost next to nothing
 // beside the query's own, and pruning and completion read what is newest, too. In tiers keys are taken in while they are there.
 bool Indexes::Waits(const PassRows& rows, int32_t indexed) const {
-  constexpr int32_t kWaitingBlocks = 8;
   if (rows.size() != 1 || memory_.tiered()) return false;
   const int32_t position = rows.chunk->position, block_tokens = shape_.layout.block_tokens;
   if (rows.first_retrieving == rows.size()) {

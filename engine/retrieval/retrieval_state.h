@@ -89,6 +89,9 @@ class FloorSteps {
 // interval of 64 only the first, which is dense. REQUIRES: interval > 0
 bool IsProbed(int32_t position, int32_t layer, int32_t interval);
 
+// Blocks of densely decoded tokens that an index takes in together, where no query needs it before.
+inline constexpr int32_t kWaitingBlocks = 8;
+
 class RetrievalState {
  public:
   // `sees_all`: for each layer, whether attention sees all tokens (LayerSpec::SeesAll): the policy chooses in no other.

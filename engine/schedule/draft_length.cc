@@ -23,7 +23,9 @@ constexpr double kMostCredit =
 
 constexpr int32_t kFirstSteps = 3;
 constexpr int32_t kDenseKnown = 2;  // dense tokens before the first draft
-constexpr int32_t kSlowSteps = 3;   // dense tokens after a draft whose delay is the draft's
+// Dense tokens after a draft of the policy whose delay is the draft's. Lookups come and go many times where text is copied, and
+// what they win would end with the first few that fail.
+constexpr int32_t kSlowSteps = 3;
 constexpr int32_t kSharedSamples =
     3;  // a sequence's own first drafts weigh as much as others' after so many
 
@@ -138,7 +140,7 @@ void DraftLength::OnDense(double seconds) {
   if (seconds > 0) measured_ = true;
   if (steps_after_draft_ > 0 && dense_.samples >= kDenseKnown) {
     --steps_after_draft_;
-    Lose(last_source_, std::max(0.0, seconds - dense_.value));
+    Lose(DraftSource::kPolicy, std::max(0.0, seconds - dense_.value));
     seconds = std::min(seconds, dense_.value);
   }
   dense_.AddStep(seconds);
@@ -171,8 +173,7 @@ void DraftLength::OnVerification(DraftSource source, int32_t drafted, int32_t ac
     of.credit += std::min(0.0, won);
   }
   spent_drafting_ = 0;
-  last_source_ = source;
-  steps_after_draft_ = kSlowSteps;
+  steps_after_draft_ = source == DraftSource::kPolicy ? kSlowSteps : 0;
 }
 
 }  // namespace winnow::engine

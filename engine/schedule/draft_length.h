@@ -8,8 +8,8 @@
 // Never much slower than dense: what drafts have lost is kept in an account, whose credit is a token's
 // time and 1 % of all. With none left nothing is drafted, so drafts that all fail cost a long answer
 // about 1 %, and a short one a token's time. Drafts of a source that does not pay are tried again out
-// of an account of its own, which what other drafts win does not fill. Dense steps after a draft that take longer than
-// others are its loss, too: caches and a device's graphs may hold what the draft needed in place of what they need.
+// of an account of its own, which what other drafts win does not fill. Dense steps after a draft of the policy that take longer
+// than others are its loss, too: caches and a device's graphs may hold what the draft needed in place of what they need.
 //
 // A sequence's own times count; before it has drafted those of others do (DraftCosts), so that not every answer has to
 // find out that drafts cost more here than they bring.
@@ -76,6 +76,8 @@ class DraftLength {
   // Seconds of the step that did it, and nothing that is not decoding beside.
   void OnDense(double seconds);      // one token, densely
   void OnDraftStep(double seconds);  // one token drafted under the policy
+  // The same, of which the index took in many tokens: a loss that says nothing of other drafts.
+  void OnCatchUp(double seconds) { spent_drafting_ += seconds; }
   // `drafted` tokens were verified, and `accepted` of them were right; the answer has one more.
   // `seconds` nullopt: something else was done beside.
   void OnVerification(DraftSource source, int32_t drafted, int32_t accepted,
@@ -106,8 +108,7 @@ class DraftLength {
   std::shared_ptr<DraftCosts> shared_;
   Average dense_, draft_, row_;
   std::array<Source, 2> sources_;
-  double spent_drafting_ = 0;  // since the last verification
-  DraftSource last_source_ = DraftSource::kPolicy;
+  double spent_drafting_ = 0;      // since the last verification
   int32_t steps_after_draft_ = 0;  // that may still be slow for it
   double credit_ = 0;              // seconds; begins when dense tokens are known
   bool measured_ = false;

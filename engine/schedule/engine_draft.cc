@@ -98,7 +98,7 @@ void Engine::BeginDraft(Sequence& sequence, int32_t verifying) {
   }
   if (const int32_t length = wanted(DraftSource::kPolicy); length > 0) {
     sequence.draft.Begin(known - 1, sequence.tokens.back(), length);
-    sequence.draft_catches_up = sequence.retrieval->NotIndexed(known - 1) >= model_.block_tokens();
+    sequence.draft_takes_in = sequence.retrieval->NotIndexed(known - 1);
     if (sequence.grammar != nullptr) sequence.draft.SetGrammar(sequence.grammar->Clone());
   }
 }
@@ -157,11 +157,13 @@ void Engine::AdvanceDraft(Sequence& sequence, std::span<const kernels::SampledTo
     }
     draft.Add(next.token);
     CountDrafted(sequence, 1);
-    // Taking in a prefix that was computed under another policy is work for a prompt, as its tokens are.
-    if (decode_seconds_.has_value() && !sequence.draft_catches_up) {
+    const int32_t blocks = sequence.draft_takes_in / model_.block_tokens();
+    if (decode_seconds_.has_value() && blocks == 0) {
       sequence.draft_length.OnDraftStep(*decode_seconds_);
-    }
-    sequence.draft_catches_up = false;
+    } else if (decode_seconds_.has_value() && blocks <= kWaitingBlocks) {
+      sequence.draft_length.OnCatchUp(*decode_seconds_);
+    }  // Taking in a prefix that was computed under another policy is work for a prompt, as its tokens are.
+    sequence.draft_takes_in = 0;
     if (IsStopToken(sequence.request, next.token)) {
       draft.EndDrafting();
     } else if (draft.grammar() != nullptr && !draft.grammar()->Accept(next.token)) {

@@ -89,9 +89,9 @@ struct Sequence {
   Draft draft;
   DraftLength draft_length;
   DraftCostTable::Place draft_costs_place;  // whose costs draft_length shares
-  bool draft_catches_up = false;  // the draft's first step also takes in what the index lacks
-  PromptLookup lookup;            // of policies that look up; else empty
-  int32_t lookups_left_out = 0;   // since one was tried
+  int32_t draft_takes_in = 0;    // tokens that the index takes in with the draft's first step
+  PromptLookup lookup;           // of policies that look up; else empty
+  int32_t lookups_left_out = 0;  // since one was tried
   const std::unique_ptr<GrammarState> grammar;  // null: the answer may be anything
   const Digest salt;
   std::string grammar_fault;  // not empty: it ends for this

@@ -272,6 +272,37 @@ TEST(DraftLengthTest, SlowStepsAfterADraftAreItsLoss) {
   }
 }
 
+TEST(DraftLengthTest, SlowStepsAfterALookupDoNotEndLookups) {
+  DraftLength length;
+  for (int i = 0; i < 3; ++i) length.OnDense(1);
+  length.OnVerification(DraftSource::kLookup, 2, 0, 1.2);
+  for (int i = 0; i < 3; ++i) length.OnDense(3);
+  EXPECT_GT(length.Next(DraftSource::kLookup, 8), 0);
+}
+
+// After many dense tokens the index takes them in with the next draft's first token.
+TEST(DraftLengthTest, WhatTheIndexTakesInIsTheDraftsLoss) {
+  double seconds = 0;
+  constexpr int kTokens = 1500;
+  DraftLength length;
+  int drafts = 0;
+  for (int made = 0; made < kTokens; ++made) {
+    const int32_t next = length.Next(DraftSource::kPolicy, 8);
+    if (next == 0) {
+      length.OnDense(1);
+      seconds += 1;
+      continue;
+    }
+    ++drafts;
+    length.OnCatchUp(4);
+    for (int32_t i = 1; i < next; ++i) length.OnDraftStep(0.5);
+    length.OnVerification(DraftSource::kPolicy, next, 0, 1 + 0.05 * next);
+    seconds += 4 + 0.5 * (next - 1) + 1 + 0.05 * next;
+  }
+  EXPECT_GT(drafts, 1);
+  EXPECT_LT(seconds, 1.02 * kTokens);
+}
+
 // A long answer's findings of a world that has changed reach those after it.
 TEST(DraftLengthTest, SharedCostsFollowAWorldThatChanges) {
   const auto costs = std::make_shared<DraftCosts>();
