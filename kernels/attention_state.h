@@ -30,7 +30,7 @@ void MergeAttentionState(float* state, const float* part, int64_t head_dim);
 // out[d] = o / sum. REQUIRES: the state is not empty.
 void FinishAttentionState(const float* state, int64_t head_dim, float* out);
 
-// The same with a sink: out[d] = o / (sum + 2^(sink - max)). A state of no keys gives zeros, and a sink of minus infinity the bits
+// Finishes a state with a sink: out[d] = o / (sum + 2^(sink - max)). A state of no keys gives zeros, and a sink of minus infinity the bits
 // of none.
 void FinishAttentionState(const float* state, int64_t head_dim, float sink, float* out);
 

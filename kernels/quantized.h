@@ -65,7 +65,7 @@ void DequantizeRow(WeightType type, const std::byte* row, int64_t cols, float* o
 // Twice the value of each E2M1 number, which is an integer: sign, two bits of exponent, one of mantissa.
 inline constexpr int8_t kDoubledE2M1[16] = {0, 1,  2,  3,  4,  6,  8,  12,
                                             0, -1, -2, -3, -4, -6, -8, -12};
-// What a block of kMxfp4 multiplies them by, half of its E8M0 scale: 2^(code - 128). NaN for 255. bfloat16 has all of them.
+// A block of kMxfp4 multiplies them by this, half of its E8M0 scale: 2^(code - 128). NaN for 255. bfloat16 has all of them.
 BF16 Mxfp4Scale(uint8_t code);
 // A row of kMxfp4 as kF8x32, which has all of its values. REQUIRES: no scale is NaN.
 void Mxfp4ToFloat8(const std::byte* row, int64_t cols, std::byte* out);

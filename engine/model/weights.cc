@@ -301,7 +301,7 @@ class LayerTensors {
       add(names.expert_down, hidden, config.intermediate_size, &of.down);
     }
   }
-  // The same where a directory has them in stacks, gates and ups of one in turn. Those of a tensor follow each other.
+  // Experts() where a directory has them in stacks, gates and ups of one in turn. Matrices of a tensor follow each other.
   void Stacks(const LayerTensorNames& names, const ExpertsConfig& config, int64_t hidden,
               bool has_biases, LayerWeights* to) {
     const int64_t inner = config.intermediate_size;

@@ -76,7 +76,7 @@ class DraftLength {
   // Seconds of the step that did it, and nothing that is not decoding beside.
   void OnDense(double seconds);      // one token, densely
   void OnDraftStep(double seconds);  // one token drafted under the policy
-  // The same, of which the index took in many tokens: a loss that says nothing of other drafts.
+  // Such a step with which the index took in many tokens: a loss that says nothing of other drafts.
   void OnCatchUp(double seconds) { spent_drafting_ += seconds; }
   // `drafted` tokens were verified, and `accepted` of them were right; the answer has one more.
   // `seconds` nullopt: something else was done beside.

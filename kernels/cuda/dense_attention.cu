@@ -639,7 +639,7 @@ __global__ void __launch_bounds__(kMergeThreads)
            lane] = __fdiv_rn(value, SumWithSink(sum, max_before, args.sinks, head));
 }
 
-// The same of few splits: a warp merges a row, four channels to a lane at a time, of several rows to a block.
+// Merging of few splits: a warp merges a row, four channels to a lane at a time, of several rows to a block.
 constexpr int kMergeWarps = 4;
 constexpr int32_t kFewSplits = 8;
 

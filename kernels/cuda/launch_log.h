@@ -54,7 +54,7 @@ class LaunchLog {
   static constexpr size_t kMostLaunches = 4096;
   // That are remembered, with their graphs; what was used last stays.
   static constexpr size_t kMostRuns = 64;
-  // Of these, with the same turn and first launch: dense steps and drafts of one row, while their contexts grow by a
+  // Runs among these with the same turn and first launch: dense steps and drafts of one row, while their contexts grow by a
   // split. The chunks of a long prompt, each of which comes once, would take all places.
   static constexpr size_t kMostAlike = 4;
   // Times that a run comes, without a change, before it has a graph: one takes what four runs gain by theirs, and runs of

@@ -1,4 +1,4 @@
-// What a request for an answer in OpenAI's Harmony format (gpt-oss) asks of the engine: grammars, as parts of xgrammar's
+// Requests for answers in OpenAI's Harmony format (gpt-oss), as they are put to the engine: grammars, as parts of xgrammar's
 // structural tags, leave the model its headers and its thoughts, and hold for the text of one message.
 #ifndef WINNOW_SERVER_HTTP_HARMONY_REQUEST_H_
 #define WINNOW_SERVER_HTTP_HARMONY_REQUEST_H_

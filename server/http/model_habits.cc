@@ -75,7 +75,7 @@ engine::MessageFormat MessageFormatOf(const HarmonyTokens& tokens) {
   return format;
 }
 
-// What "auto" stands for.
+// The format that "auto" stands for.
 ReasoningFormat ReasoningOf(const engine::ChatTemplate& chat_template,
                             const engine::Tokenizer& tokenizer, ToolFormat tools) {
   if (tools == ToolFormat::kHarmony) return ReasoningFormat::kHarmony;

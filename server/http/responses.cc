@@ -48,7 +48,7 @@ v1::ChatMessage& AssistantTurn(v1::ChatPrompt& out) {
   return *out.mutable_messages(out.messages_size() - 1);
 }
 
-// What the assistant thought before what it says or calls next, as text; others can read it in no other form.
+// Reasoning before what the assistant says or calls next, as text; others can read it in no other form.
 std::string ThoughtOf(JsonFields& fields) {
   std::string thought;
   const Json* const parts = fields.Array("content");

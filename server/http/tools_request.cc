@@ -158,7 +158,7 @@ OrderedJson HarmonyCalls(const std::vector<const RequestedTool*>& tools,
                          const HarmonyTokens& tokens, bool texts) {
   std::vector<OrderedJson> last;
   for (const RequestedTool* const tool : tools) {
-    // Where the model may do otherwise, arguments are kept for those that ask for it.
+    // Arguments are kept for those that ask for it, where the model may do otherwise.
     last.push_back(HarmonyCall(tokens, tool->name,
                                texts && !tool->strict ? AnyObject() : SchemaFormat(*tool)));
   }

@@ -535,7 +535,7 @@ class ReasoningParser final : public AnswerParser {
 //   a text that no <|channel|> or <|message|> follows   content, unless it is what a header begins with
 //   a header longer than kMaxHeaderBytes           no header: content
 //
-// What goes where:
+// Destinations:
 //
 //   the channel analysis                           reasoning
 //   any other channel                              content: final, and commentary, which is a preamble for the user
@@ -617,7 +617,7 @@ class HarmonyParser final : public AnswerParser {
     } else if (marker == "<|channel|>") {
       if (place_ == Place::kText) End(out);
       place_ = Place::kHeader;
-      // Of two channels the last one counts.
+      // The last one of two channels counts.
       channel_.clear();
       part_ = &channel_;
     } else if (marker == "<|constrain|>") {
@@ -658,7 +658,7 @@ class HarmonyParser final : public AnswerParser {
     ForgetHeader();
   }
 
-  // What a recipient's name calls; "": nothing that the client has.
+  // Name of the function that a recipient stands for; "": none that the client has.
   std::string_view FunctionOf(std::string_view recipient) const {
     constexpr std::string_view kNamespace = "functions.";
     if (options_.tools != ToolFormat::kHarmony) return "";
@@ -678,7 +678,7 @@ class HarmonyParser final : public AnswerParser {
     ForgetHeader();
   }
 
-  // What was held for a header is none: it becomes content, unless it is nothing but the beginning of one.
+  // Text that was held for a header is none: it becomes content, unless it is nothing but the beginning of one.
   void GiveBack(Pieces& out) {
     const std::string held = role_ + channel_ + type_;
     const bool drops = held.size() <= kMaxHeaderBytes && BeginsHeader(role_);

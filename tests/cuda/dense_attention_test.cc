@@ -200,7 +200,7 @@ TEST_F(CudaDenseAttentionTest, SinksTakeTheirShareHoweverThePromptIsCut) {
         static_cast<int32_t>(random_.Int(1, 3)), d,
         static_cast<int32_t>(round % 2 == 0 ? 64 * random_.Int(1, 2) : 16 * random_.Int(1, 6)),
         CudaKvTypeOf(d, kCudaKvTypes[round / 5 % 3])};
-    // With few splits, with many, and with more rows than are taken side by side.
+    // Few splits, many, and more rows than are taken side by side.
     const auto n = static_cast<int32_t>(round % 3 == 0 ? random_.Int(3000, 5000)
                                                        : random_.Int(1, 900)),
                count = std::min(n, static_cast<int32_t>(round % 3 == 1 ? 900 : random_.Int(1, 30)));

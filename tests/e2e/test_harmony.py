@@ -88,7 +88,7 @@ class HarmonyTest(unittest.TestCase):
     def test_content_is_that_of_the_final_message(self):
         answer = self.chat(response_format=says("It is <|end|>, so to say."), logit_bias=self.without_thoughts())
         message = answer["choices"][0]["message"]
-        # What only reads like a marker is text.
+        # Text that only reads like a marker is text.
         self.assertEqual((message["content"], answer["choices"][0]["finish_reason"]), ("It is <|end|>, so to say.", "stop"))
         self.assertNotIn("reasoning", message)
         data = chunks(self.server, "/v1/chat/completions", {"messages": CHAT, "response_format": says("It is it."),
@@ -232,7 +232,7 @@ class HarmonyTest(unittest.TestCase):
         self.assertTrue(prompt.endswith(want), prompt)
         self.assertIn("# Instructions\n\nBe brief.\n\nBe kind.\n\n# Tools\n\n## functions\n\nnamespace functions {\n\n// The weather\ntype get_weather = (_: {\n"
                       "zone: any,\ndays: number,\n}) => any;\n\n// \ntype get_time = () => any;\n\n", prompt)
-        # The same conversation from Responses and Messages is the same prompt.
+        # Responses and Messages make the same prompt of the same conversation.
         own = lambda tool: {"name": tool["function"]["name"], **({"description": tool["function"]["description"]} if tool is WEATHER else {})}
         count = self.post("/tokenize", {"messages": turns[:1] + turns[2:6], "tools": [WEATHER, TIME]})["count"]
         items = [{"role": "user", "content": CHAT[0]["content"]},

@@ -280,7 +280,7 @@ TEST(DraftLengthTest, SlowStepsAfterALookupDoNotEndLookups) {
   EXPECT_GT(length.Next(DraftSource::kLookup, 8), 0);
 }
 
-// After many dense tokens the index takes them in with the next draft's first token.
+// An index takes in many dense tokens with the next draft's first one.
 TEST(DraftLengthTest, WhatTheIndexTakesInIsTheDraftsLoss) {
   double seconds = 0;
   constexpr int kTokens = 1500;

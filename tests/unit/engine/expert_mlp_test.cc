@@ -289,7 +289,7 @@ TEST_F(ExpertModelTest, ATokenHasTheSameBitsHoweverItsPromptIsCutInEveryFormOfWe
   ExpectTheSameBitsHoweverAPromptIsCut();
 }
 
-// The same as gpt-oss has it: sinks, windows in every other layer, biases everywhere and the clamped gate.
+// A model as gpt-oss has it: sinks, windows in every other layer, biases everywhere and the clamped gate.
 class GptOssModelTest : public ExpertModelTest {
  protected:
   GptOssModelTest() {

@@ -980,7 +980,7 @@ TEST(ModelConfigTest, GptOssIsReadAsItIsPublished) {
                                               .intermediate_size = 2880,
                                               .normalized = true,
                                               .clamped = kernels::ClampedSwiglu{1.702f, 7.0f}}));
-  // What the reference's own defaults make of a file that says little.
+  // Defaults of the reference, for a file that says little.
   json bare = config;
   for (const char* key :
        {"attention_bias", "experts_per_token", "head_dim", "layer_types", "num_experts_per_tok",

@@ -74,7 +74,7 @@ TEST_P(AttentionTest, SinksTakeTheirShareOfTheDenominator) {
                      << " window " << window);
         const PagedKv kv(random_, {heads, d, block_tokens, dtype}, {length});
         Matrix q = Matrix::Normal(random_, tokens, int64_t{heads} * group * d);
-        // From ones that leave all to the keys to ones that leave nothing.
+        // Sinks from ones that leave all to the keys to ones that leave nothing.
         Matrix sinks = Matrix::Normal(random_, 1, int64_t{heads} * group, 5.0f);
         sinks.row(0)[random_.Int(0, sinks.cols() - 1)] = random_.Int(0, 1) == 0 ? -1e4f : 1e4f;
         AttentionChunk chunk = kv.Chunk(0, 0, tokens, length - tokens);
@@ -84,7 +84,7 @@ TEST_P(AttentionTest, SinksTakeTheirShareOfTheDenominator) {
         const auto backend = Make(static_cast<int>(random_.Int(1, 3)));
         const Matrix whole = Attend(*backend, kv, q, {chunk}, scale);
         ExpectNear(whole, Reference(kv, q, {chunk}, scale), Tolerance(dtype), 0);
-        // The same bits decoded, with other threads.
+        // Decoding has the same bits, with other threads.
         const auto other = Make(static_cast<int>(random_.Int(1, 3)));
         const auto row = static_cast<int32_t>(random_.Int(0, tokens - 1));
         chunk.first_row = row;

@@ -19,7 +19,7 @@ inline constexpr WeightType kBlockTypes[] = {
     WeightType::kQ8_0,  WeightType::kQ4K,    WeightType::kQ5K,   WeightType::kQ6K,
     WeightType::kI4x32, WeightType::kI4x128, WeightType::kL4x32, WeightType::kF8x32,
     WeightType::kF8x128};
-// Those that products on a CPU compute with as integers.
+// Types that products on a CPU compute with as integers.
 inline constexpr WeightType kIntegerBlocks[] = {
     WeightType::kQ4_0,  WeightType::kQ4_1,   WeightType::kQ5_0,  WeightType::kQ5_1,
     WeightType::kQ8_0,  WeightType::kQ4K,    WeightType::kQ5K,   WeightType::kQ6K,

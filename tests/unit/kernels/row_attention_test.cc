@@ -127,7 +127,7 @@ TEST_P(RowAttentionTest, AllTokensChosenIsDenseAttention) {
     const bool exact = dtype == DType::kF32 || (GetParam() != "avx512" && GetParam() != "amx");
     ExpectNear(gathered, dense, exact ? 4e-6 : 2e-2, exact ? 1e-5 : 0);
 
-    // The same with sinks, which dense attention has in its chunks.
+    // Sinks, which dense attention has in its chunks, leave both the same.
     Matrix sinks = Matrix::Normal(random_, 1, 2 * group, 4.0f);
     std::vector<AttentionChunk> with_sinks = chunks;
     with_sinks[0].sinks = sinks.row(0);

@@ -249,7 +249,7 @@ TEST(AnswerFormatsTest, ChatHasReasoningAndCallsApart) {
   EXPECT_EQ(id, choice["message"]["tool_calls"][0]["id"]);
 }
 
-// The same in Harmony, a token each for markers and four bytes of text.
+// Answers in Harmony, a token each for markers and four bytes of text.
 std::vector<v1::GenerateResponse> HarmonyMessages() {
   std::vector<v1::GenerateResponse> messages;
   const std::string text =

@@ -258,7 +258,7 @@ TEST(HarmonyParserTest, WhatTheClientCannotBeToldIsReasoning) {
   EXPECT_EQ(Harmony("<|start|>functions.f to=assistant<|channel|>commentary<|message|>rain<|end|>"
                     "<|start|>user<|message|>Thanks<|end|>"),
             Reasoning("rain\n\nThanks"));
-  // Those who hear everything are no recipients.
+  // Roles that hear everything are no recipients.
   EXPECT_EQ(Harmony("<|channel|>commentary to=assistant<|channel|>final<|message|>Yes"),
             Content("Yes"));
   EXPECT_EQ(Harmony("<|channel|>final to=user<|message|>Yes"), Content("Yes"));
