@@ -422,13 +422,13 @@ TEST(Decoder, LayersThatAreNotComputedAreRefusedByName) {
   ModelConfig config = SmallConfig(DType::kF32);
   const SyntheticWeights weights = *MakeSyntheticWeights(config, 7);
   config.layers[1].mlp = LayerSpec::Mlp::kExperts;
-  config.layers[1].mlp_bias = true;
+  config.layers[1].norms = LayerSpec::Norms::kAfter;
   const auto backend = kernels::MakeCpuBackend("scalar", 1);
   const absl::Status status = Decoder::Create(config, weights.weights, *backend,
                                               {.compute = DType::kF32, .kv_bytes = 1 << 20})
                                   .status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("layer 1: biases of experts"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("layer 1: norms after attention and experts"));
 }
 
 TEST(Decoder, MemoryThatCannotBeHadIsAnErrorWithItsSize) {
