@@ -428,7 +428,8 @@ TEST(Decoder, LayersThatAreNotComputedAreRefusedByName) {
                                               {.compute = DType::kF32, .kv_bytes = 1 << 20})
                                   .status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("layer 1: norms after attention and experts"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("layer 1: norms after attention and experts"));
 }
 
 TEST(Decoder, MemoryThatCannotBeHadIsAnErrorWithItsSize) {
