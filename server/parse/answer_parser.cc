@@ -667,7 +667,7 @@ class HarmonyParser final : public AnswerParser {
     return std::find(names.begin(), names.end(), recipient) != names.end() ? recipient : "";
   }
 
-  // Whatever is open ends.
+  // Ends the message or call that is open.
   void End(Pieces& out) {
     if (place_ == Place::kText && kind_ == Kind::kCallArguments) {
       if (!begun_) out.push_back({Kind::kCallArguments, "{}"});
