@@ -2,7 +2,7 @@
 // alike. With sinks the softmax's denominator has exp(sink) of the query head beside its scores'.
 //
 //   q, out [m][H*d] f32; keys and values in the blocks of each chunk's table (kv_layout.h)
-//   d 64, 80, 96 or 128 (any multiple of 16 up to 128 works); block_tokens a multiple of 16;
+//   d 64, 80, 96, 128 or 256; block_tokens a multiple of 16;
 //   G = H/Hkv query heads read one KV head. Query i of a chunk sees keys 0..position+i, or the last `window` of them.
 //
 // Order, fixed by a query's position and the layout alone:

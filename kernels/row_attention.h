@@ -4,7 +4,7 @@
 //   q       [m][H*d] f32; query i of the call reads row queries[i].row
 //   lists   [queries][Hkv]: addresses of rows (kv_layout.h: K, then V), ascending by position
 //   states  [queries][H][d + 2] f32 (attention_state.h); the state of no keys where a list is empty
-//   d 64, 80, 96 or 128 (any multiple of 16 up to 128 works); G = H / Hkv heads share a list
+//   d 64, 80, 96, 128 or 256; G = H / Hkv heads share a list
 //
 // Order, fixed by the list alone:
 //   score   one chain over d per lane, lanes then added in a fixed tree; the same for every row
