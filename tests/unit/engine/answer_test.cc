@@ -207,11 +207,12 @@ TEST_F(MessagesTest, StopStringsAreLookedForInTextsOfMessagesAlone) {
   EXPECT_EQ(first.text, "ab" + Marked("<|user|>") + "b");
   EXPECT_EQ(first.tokens.size(), 4u) << "the last one may begin a stop string";
   // None goes on from one text into the next, or over a header.
-  for (const char* const token : {"<|pad|>", "b", "a", "<|end|>", "b", "<|user|>", "b", "a"}) {
+  for (const char* const token :
+       {"<|pad|>", "b", "a", "<|end|>", "b", "a", "b", "<|user|>", "b", "a"}) {
     EXPECT_EQ(Add(token), FinishReason::kNone) << token;
   }
   EXPECT_EQ(Take().text,
-            "a" + Marked("<|pad|>") + "ba" + Marked("<|end|>") + "b" + Marked("<|user|>") + "b");
+            "a" + Marked("<|pad|>") + "ba" + Marked("<|end|>") + "bab" + Marked("<|user|>") + "b");
   EXPECT_EQ(Add("b"), FinishReason::kStopString);
   const OutputEvent last = Take();
   EXPECT_EQ(last.text, "");
