@@ -131,17 +131,14 @@ void DraftLength::Earn(double seconds) {
   }
 }
 
-void DraftLength::Lose(DraftSource source, double seconds) {
-  credit_ -= seconds;
-  sources_[static_cast<size_t>(source)].credit -= seconds;
-}
-
 void DraftLength::OnDense(double seconds) {
   if (seconds > 0) measured_ = true;
   if (steps_after_draft_ > 0 && dense_.samples >= kDenseKnown) {
     --steps_after_draft_;
-    Lose(DraftSource::kPolicy, std::max(0.0, seconds - dense_.value));
-    seconds = std::min(seconds, dense_.value);
+    const double lost = std::max(0.0, seconds - dense_.value);
+    credit_ -= lost;
+    sources_[static_cast<size_t>(DraftSource::kPolicy)].credit -= lost;
+    seconds -= lost;
   }
   dense_.AddStep(seconds);
   Earn((dense_.samples == kDenseKnown ? kFirstCredit : kCreditShare) * dense_.value);

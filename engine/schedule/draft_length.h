@@ -100,7 +100,6 @@ class DraftLength {
     double credit = 0;               // seconds, for trying it although it does not pay
   };
   void Earn(double seconds);
-  void Lose(DraftSource source, double seconds);
   double RowSeconds() const;
   std::optional<double> DraftSeconds() const;
   double Speed(DraftSource source, int32_t drafted) const;  // tokens a second

@@ -157,12 +157,15 @@ void Engine::AdvanceDraft(Sequence& sequence, std::span<const kernels::SampledTo
     }
     draft.Add(next.token);
     CountDrafted(sequence, 1);
-    const int32_t blocks = sequence.draft_takes_in / model_.block_tokens();
-    if (decode_seconds_.has_value() && blocks == 0) {
-      sequence.draft_length.OnDraftStep(*decode_seconds_);
-    } else if (decode_seconds_.has_value() && blocks <= kWaitingBlocks) {
-      sequence.draft_length.OnCatchUp(*decode_seconds_);
-    }  // Taking in a prefix that was computed under another policy is work for a prompt, as its tokens are.
+    if (decode_seconds_.has_value()) {
+      // More blocks are a prefix that was computed under another policy: work for a prompt, as its tokens are.
+      const int32_t blocks = sequence.draft_takes_in / model_.block_tokens();
+      if (blocks == 0) {
+        sequence.draft_length.OnDraftStep(*decode_seconds_);
+      } else if (blocks <= kWaitingBlocks) {
+        sequence.draft_length.OnCatchUp(*decode_seconds_);
+      }
+    }
     sequence.draft_takes_in = 0;
     if (IsStopToken(sequence.request, next.token)) {
       draft.EndDrafting();
