@@ -451,8 +451,7 @@ absl::StatusOr<ResponsesRequest> ParseResponsesRequest(std::string_view body,
   if (auto model = fields.String("model")) out.model = *std::move(model);
   out.stream = fields.Bool("stream").value_or(false);
   TakeInput(fields, *out.generate.mutable_chat());
-  if (Json* const reasoning = fields.Object("reasoning");
-      reasoning && habits.reasoning != ReasoningFormat::kNone) {
+  if (Json* const reasoning = fields.Object("reasoning")) {
     JsonFields own(*reasoning, fields.violations(), "reasoning.");
     SetEffort(own, "effort", own.String("effort").value_or(""), habits,
               *out.generate.mutable_chat());

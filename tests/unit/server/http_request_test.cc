@@ -474,6 +474,11 @@ TEST(HttpRequestTest, EffortsReachTheTemplateThatKnowsThem) {
   EXPECT_EQ(options(ParseResponsesRequest(
                 R"({"input":"x","reasoning":{"effort":"high","summary":"auto"}})", Harmony())),
             R"({"reasoning_effort":"high"})");
+  ModelHabits unparsed;  // as with --reasoning-parser none
+  unparsed.has_effort = true;
+  EXPECT_EQ(
+      options(ParseResponsesRequest(R"({"input":"x","reasoning":{"effort":"low"}})", unparsed)),
+      R"({"reasoning_effort":"low"})");
   EXPECT_THAT(
       options(ParseResponsesRequest(R"({"input":"x","reasoning":{"effort":"none"}})", Harmony())),
       HasSubstr("reasoning.effort"));
