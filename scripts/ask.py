@@ -9,6 +9,7 @@ dense attention less one, and dense attention has any), and every policy but den
 import argparse
 import json
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,11 @@ def ask(args, content, policy):
     return json.loads(run.stdout)
 
 
+def names(text, fact):
+    """Whether a text has a fact as a word of its own: 79622777 is not 7962277."""
+    return re.search(rf"(?<!\w){re.escape(fact)}(?!\w)", text) is not None
+
+
 def size(count):
     return f"{count / 1e6:.1f} MB"
 
@@ -39,7 +45,7 @@ class Run:
     def __init__(self, reply, fact):
         usage = reply["usage"]
         self.text = reply["text"].strip()
-        self.right = fact in reply["text"]
+        self.right = names(reply["text"], fact)
         self.prompt_tokens = usage["prompt_tokens"]
         self.cached = usage["cached_tokens"]
         self.read = usage["kv_read_bytes"]["fast"]
