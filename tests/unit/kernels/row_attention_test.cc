@@ -115,13 +115,14 @@ TEST_P(RowAttentionTest, AllTokensChosenIsDenseAttention) {
     Matrix q = Matrix::Normal(random_, 1, 2 * group * layout.head_dim);
     Matrix dense(1, q.cols()), gathered(1, q.cols());
     const auto backend = Make(2);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(layout.head_dim));
     const std::vector<AttentionChunk> chunks = {{0, 1, length - 1, kv.table(0)}};
-    backend->Attend(q.tensor(), chunks, kv.pool(), layout, 0.125f, dense.tensor());
+    backend->Attend(q.tensor(), chunks, kv.pool(), layout, scale, dense.tensor());
     std::vector<Rows> rows(2);
     for (int32_t head = 0; head < 2; ++head) {
       for (int32_t t = 0; t < length; ++t) rows[head].push_back(kv.Row(0, head, t));
     }
-    const std::vector<float> states = States(*backend, q, layout, 0.125f, Queries(1), rows);
+    const std::vector<float> states = States(*backend, q, layout, scale, Queries(1), rows);
     backend->FinishStates(Queries(1), states.data(), layout.head_dim, nullptr, gathered.tensor());
     // Attend rounds q and weights to bf16 where the processor multiplies bf16.
     const bool exact = dtype == DType::kF32 || (GetParam() != "avx512" && GetParam() != "amx");
@@ -132,7 +133,7 @@ TEST_P(RowAttentionTest, AllTokensChosenIsDenseAttention) {
     Matrix sinks = Matrix::Normal(random_, 1, 2 * group, 4.0f);
     std::vector<AttentionChunk> with_sinks = chunks;
     with_sinks[0].sinks = sinks.row(0);
-    backend->Attend(q.tensor(), with_sinks, kv.pool(), layout, 0.125f, dense.tensor());
+    backend->Attend(q.tensor(), with_sinks, kv.pool(), layout, scale, dense.tensor());
     backend->FinishStates(Queries(1), states.data(), layout.head_dim, sinks.row(0),
                           gathered.tensor());
     for (int64_t c = 0; c < q.cols(); ++c) {
