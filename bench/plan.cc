@@ -38,6 +38,7 @@ struct PlannedModel {
   engine::DecoderOptions options;
   engine::KvPlan kv;
   AttentionPolicy policy;
+  bool bfloat16_blocks = false;  // as its Device
 
   const kernels::KvLayout& layout() const { return kv.layout; }
 };
@@ -83,6 +84,7 @@ absl::StatusOr<std::unique_ptr<PlannedModel>> OpenModel(const PlanRequest& reque
     WINNOW_ASSIGN_OR_RETURN(model->config, engine::ParseModelConfig(text, request.like, "", ""));
   }
   const engine::ModelOptions options = server::ModelOptionsOf(request.config);
+  model->bfloat16_blocks = engine::DeviceOf(options.device).bfloat16_blocks;
   WINNOW_ASSIGN_OR_RETURN(model->options, engine::ResolveDecoderOptions(model->config, options));
   const int32_t context = engine::ContextOf(model->config, model->options);
   model->config = engine::WithServedContext(std::move(model->config), context);
@@ -107,11 +109,11 @@ PlannedMemory SizeMemory(const PlannedModel& model, const server::ServeConfig& c
   const engine::DecoderOptions& options = model.options;
   const engine::KvPlan& kv = model.kv;
   PlannedMemory memory;
-  const bool on_gpu = engine::DeviceOf(config.device).bfloat16_blocks;
   memory.weight_bytes = options.weights == engine::WeightStorage::kWide
                             ? engine::WeightBytes(model.config, options.compute)
-                            : engine::StorageBytes(options.weights, model.weights, options.compute);
-  if (on_gpu) {
+                            : engine::StorageBytes(options.weights, model.weights, options.compute,
+                                                   model.bfloat16_blocks);
+  if (model.bfloat16_blocks) {
     memory.widening_bytes = engine::WideningBytes(options.weights, model.weights);
   }
   memory.kv_pool_bytes = kv.pool_bytes();
@@ -210,10 +212,10 @@ double UnreadExpertBytes(const PlannedModel& model, int64_t batch) {
   const engine::ExpertsConfig& experts = model.config.experts;
   if (experts.count == 0) return 0;
   const engine::DecoderOptions& options = model.options;
-  const int64_t bytes =
-      options.weights == engine::WeightStorage::kWide
-          ? engine::ExpertWeightBytes(model.config, options.compute)
-          : engine::ExpertStorageBytes(options.weights, model.weights, options.compute);
+  const int64_t bytes = options.weights == engine::WeightStorage::kWide
+                            ? engine::ExpertWeightBytes(model.config, options.compute)
+                            : engine::ExpertStorageBytes(options.weights, model.weights,
+                                                         options.compute, model.bfloat16_blocks);
   const double passed_by = 1 - static_cast<double>(experts.per_token) / experts.count;
   return static_cast<double>(bytes) * std::pow(passed_by, static_cast<double>(batch));
 }

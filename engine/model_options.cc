@@ -136,9 +136,9 @@ int64_t ExpertWeightBytes(const ModelConfig& config, DType dtype) {
 
 int64_t KeptWeightBytes(const ModelOptions& options, const DecoderOptions& resolved,
                         const Weights& weights) {
-  const bool widens = DeviceOf(options.device).bfloat16_blocks;
-  return StorageBytes(resolved.weights, weights, resolved.compute) +
-         (widens ? WideningBytes(resolved.weights, weights) : 0);
+  const bool bfloat16_blocks = DeviceOf(options.device).bfloat16_blocks;
+  return StorageBytes(resolved.weights, weights, resolved.compute, bfloat16_blocks) +
+         (bfloat16_blocks ? WideningBytes(resolved.weights, weights) : 0);
 }
 
 std::vector<std::string> FormsThatFit(const ModelConfig& config, const ModelOptions& options,

@@ -84,7 +84,7 @@ bool HasIntegersFor(WeightStorage storage, const WeightMatrix& matrix) {
 
 // As it is packed.
 int64_t MatrixBytes(WeightStorage storage, const WeightMatrix& matrix, bool is_output,
-                    kernels::DType compute) {
+                    kernels::DType compute, bool bfloat16_blocks) {
   if (Rounds(storage)) {
     const WeightType type = RoundedType(storage, matrix.cols, is_output);
     // Whole groups, with a float32 each (kernels/int8_matmul.h).
@@ -96,6 +96,9 @@ int64_t MatrixBytes(WeightStorage storage, const WeightMatrix& matrix, bool is_o
   }
   if (storage == WeightStorage::kStored && kernels::IsFloat8(matrix.type)) {
     return matrix.rows * kernels::WeightRowBytes(matrix.type, matrix.cols);
+  }
+  if (storage == WeightStorage::kStored && bfloat16_blocks && matrix.type == WeightType::kMxfp4) {
+    return matrix.rows * kernels::WeightRowBytes(WeightType::kF8x32, matrix.cols);
   }
   if (storage == WeightStorage::kStored && IsQuantized(matrix)) {
     // Integers of 5 and 6 bits take 8, scales stay as they are.
@@ -175,20 +178,22 @@ absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights) {
   return absl::OkStatus();
 }
 
-int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute) {
+int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute,
+                     bool bfloat16_blocks) {
   int64_t bytes = VectorBytes(weights);
   ForEachMatrix(weights, [&](const WeightMatrix& matrix, bool is_output) {
-    bytes += MatrixBytes(storage, matrix, is_output, compute);
+    bytes += MatrixBytes(storage, matrix, is_output, compute, bfloat16_blocks);
   });
   return bytes;
 }
 
-int64_t ExpertStorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute) {
+int64_t ExpertStorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute,
+                           bool bfloat16_blocks) {
   int64_t bytes = 0;
   for (const LayerWeights& layer : weights.layers) {
     for (const ExpertWeights& expert : layer.experts) {
       for (const WeightMatrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
-        bytes += MatrixBytes(storage, *matrix, /*is_output=*/false, compute);
+        bytes += MatrixBytes(storage, *matrix, /*is_output=*/false, compute, bfloat16_blocks);
       }
       for (const WeightMatrix* bias : {&expert.gate_bias, &expert.up_bias, &expert.down_bias}) {
         if (bias->data != nullptr) bytes += bias->rows * static_cast<int64_t>(sizeof(float));

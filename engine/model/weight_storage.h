@@ -38,11 +38,13 @@ absl::StatusOr<WeightStorage> ParseWeightStorage(std::string_view text);
 absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights);
 
 // Memory of all matrices and vectors in that form, a tied output embedding counted once; the pages of the file that
-// embeddings are looked up in do not count.
-int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute);
+// embeddings are looked up in do not count. `bfloat16_blocks` is the Device's: with it 4-bit floats are packed as 8-bit ones.
+int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute,
+                     bool bfloat16_blocks);
 
 // Weights of experts among them: a row's step reads per_token of them in each layer.
-int64_t ExpertStorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute);
+int64_t ExpertStorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute,
+                           bool bfloat16_blocks);
 
 // Memory beside that of StorageBytes where a device widens blocks for products of many rows (Device::bfloat16_blocks): of the
 // largest product's values in bfloat16, kWidenedBytesMax at most; what kernels of its own kind read as they are needs none, but that

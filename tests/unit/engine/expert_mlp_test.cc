@@ -430,7 +430,7 @@ TEST_F(ExpertModelTest, BytesAreCountedAsTheyAreKept) {
     SCOPED_TRACE(WeightStorageName(storage));
     const auto decoder = Make(*backend, storage);
     const auto of_experts =
-        static_cast<double>(ExpertStorageBytes(storage, weights_.weights, DType::kBF16));
+        static_cast<double>(ExpertStorageBytes(storage, weights_.weights, DType::kBF16, false));
     EXPECT_GE(static_cast<double>(decoder->expert_bytes()), of_experts);
     EXPECT_LE(static_cast<double>(decoder->expert_bytes()), 1.3 * of_experts);
     // Two layers of nine experts of three matrices.
@@ -440,8 +440,8 @@ TEST_F(ExpertModelTest, BytesAreCountedAsTheyAreKept) {
       EXPECT_EQ(of_experts, 2 * values);
       EXPECT_EQ(ExpertWeightBytes(config_, DType::kBF16), 2 * values);
       EXPECT_EQ(WeightBytes(config_, DType::kBF16) - ExpertWeightBytes(config_, DType::kBF16),
-                StorageBytes(storage, weights_.weights, DType::kBF16) -
-                    ExpertStorageBytes(storage, weights_.weights, DType::kBF16) +
+                StorageBytes(storage, weights_.weights, DType::kBF16, false) -
+                    ExpertStorageBytes(storage, weights_.weights, DType::kBF16, false) +
                     int64_t{301} * 128 * 2);  // the embedding, which is looked up
     }
   }

@@ -491,7 +491,7 @@ TEST(GgufWeights, MemoryOfWeightsIsCountedAsTheyAreKept) {
     const auto decoder = Decoder::Create(model.config(), *weights, *backend, options);
     ASSERT_TRUE(decoder.ok()) << decoder.status();
     // Panels are filled up to 16 outputs and to pages.
-    const auto counted = static_cast<double>(StorageBytes(storage, *weights, DType::kBF16));
+    const auto counted = static_cast<double>(StorageBytes(storage, *weights, DType::kBF16, false));
     EXPECT_GE(static_cast<double>((*decoder)->weight_bytes()), counted);
     EXPECT_LE(static_cast<double>((*decoder)->weight_bytes()), 1.3 * counted + 65536);
   }
@@ -519,7 +519,7 @@ TEST(GgufWeights, EveryNormAndBiasIsCountedAsFloat32) {
         EXPECT_EQ(WeightBytes(model.config(), dtype), 4 * vectors + value_bytes * matrices);
         // Rows of the embedding are looked up in the file where the output has a matrix of its own.
         const int64_t looked_up = tied ? 0 : weights->embedding.rows * weights->embedding.cols;
-        EXPECT_EQ(StorageBytes(WeightStorage::kWide, *weights, dtype),
+        EXPECT_EQ(StorageBytes(WeightStorage::kWide, *weights, dtype, false),
                   4 * vectors + value_bytes * (matrices - looked_up));
       }
     }

@@ -19,6 +19,7 @@
 #include "kernels/host_matrix.h"
 #include "tests/unit/engine/sequence_runner.h"
 #include "tests/unit/engine/tensor_files.h"
+#include "tests/unit/test_paths.h"
 #include "tests/unit/test_seed.h"
 
 namespace winnow::engine {
@@ -182,8 +183,12 @@ TEST_P(StackedExpertsTest, EachFormOfWeightsIsTakenOrRefusedByName) {
   if (quantised) {
     EXPECT_THAT(std::string(rounded.message()), HasSubstr("MXFP4"));
     // 4 bits and a bfloat16 for each 32 values; biases in float32.
-    EXPECT_EQ(ExpertStorageBytes(WeightStorage::kStored, *weights, kernels::DType::kBF16),
-              kExperts * (3 * kHidden * kInner / 32 * 18 + (2 * kInner + kHidden) * 4));
+    // Where they are packed as 8-bit floats, 32 of them and a float32.
+    for (const auto& [bfloat16_blocks, bytes] : {std::pair(false, 18), std::pair(true, 36)}) {
+      EXPECT_EQ(ExpertStorageBytes(WeightStorage::kStored, *weights, kernels::DType::kBF16,
+                                   bfloat16_blocks),
+                kExperts * (3 * kHidden * kInner / 32 * bytes + (2 * kInner + kHidden) * 4));
+    }
     return;
   }
   // Rounded from the values where they lie.
