@@ -62,6 +62,9 @@ constexpr std::string_view kQueryScalingKeys[] = {"attention.temperature_scale",
                                                   "attention.temperature_length",
                                                   "rope.scaling.yarn_log_multiplier"};
 
+// Those of families whose tokens may be an image's, which have three positions and enter several layers.
+constexpr std::string_view kImageKeys[] = {"rope.dimension_sections", "n_deepstack_layers"};
+
 // Those of families with experts.
 constexpr std::string_view kExpertKeys[] = {
     "expert_count",        "expert_used_count",    "expert_feed_forward_length",
@@ -224,6 +227,7 @@ void RefuseWhatIsLacking(const ArchitectureKeys& of, const ModelFamily& family,
     const std::string_view key = value.key.substr(of.prefix().size());
     if (Contains(kKnownKeys, key) || (family.has_multipliers && Contains(kMultiplierKeys, key)) ||
         (family.scales_queries && Contains(kQueryScalingKeys, key)) ||
+        (family.has_image_positions && Contains(kImageKeys, key)) ||
         (family.experts != nullptr && Contains(kExpertKeys, key)) ||
         (!family.gguf_sliding_theta_key.empty() && key == family.gguf_sliding_theta_key)) {
       continue;

@@ -49,13 +49,15 @@ struct Whole {
   std::string_view architecture, model_type;
 };
 constexpr Whole kWholes[] = {{"Mistral3ForConditionalGeneration", "mistral3"},
-                             {"Gemma3ForConditionalGeneration", "gemma3"}};
+                             {"Gemma3ForConditionalGeneration", "gemma3"},
+                             {"Qwen3VLForConditionalGeneration", "qwen3_vl"}};
 constexpr std::string_view kTextConfig = "text_config";
-constexpr std::string_view kImageKeys[] = {"vision_config",        "image_token_index",
-                                           "image_token_id",       "projector_hidden_act",
-                                           "vision_feature_layer", "multimodal_projector_bias",
-                                           "spatial_merge_size",   "boi_token_index",
-                                           "eoi_token_index",      "mm_tokens_per_image"};
+constexpr std::string_view kImageKeys[] = {
+    "vision_config",        "image_token_index",    "image_token_id",
+    "projector_hidden_act", "vision_feature_layer", "multimodal_projector_bias",
+    "spatial_merge_size",   "boi_token_index",      "eoi_token_index",
+    "mm_tokens_per_image",  "video_token_id",       "vision_start_token_id",
+    "vision_end_token_id"};
 
 // The keys of the text part, where the object is of a whole.
 const Json* FindTextPart(JsonKeys& keys) {
@@ -408,6 +410,9 @@ constexpr std::array<std::string_view, 16> kRopeKeys = {
     "high_freq_factor", "mscale",
     "mscale_all_dim",   "truncate"};
 
+// Those of families with positions of images.
+constexpr std::string_view kImagePositionKeys[] = {"mrope_section", "mrope_interleaved"};
+
 // Keys of families that scale queries. The second says nothing: the reference fills the object up with it.
 constexpr std::string_view kQueryScalingKey = "llama_4_scaling_beta",
                            kFilledUpKey = "max_position_embeddings";
@@ -526,6 +531,10 @@ void ReadRopeSet(const Json& object, std::string_view key, std::string_view name
   for (const auto& [rope_key, value] : object.items()) {
     if (std::find(kRopeKeys.begin(), kRopeKeys.end(), rope_key) != kRopeKeys.end()) continue;
     if (family.scales_queries && (rope_key == kQueryScalingKey || rope_key == kFilledUpKey))
+      continue;
+    if (family.has_image_positions &&
+        std::find(std::begin(kImagePositionKeys), std::end(kImagePositionKeys), rope_key) !=
+            std::end(kImagePositionKeys))
       continue;
     rope_keys.Fail(kUnimplemented, ShortDump(rope_key), "winnow does not know this key");
   }

@@ -64,6 +64,7 @@ struct ModelConfig {
     kMinistral3,
     kQwen2,
     kQwen3,
+    kQwen3Vl,
     kSmolLM3,
     kSeedOss,
     kGranite,

@@ -117,7 +117,7 @@ constexpr std::string_view kMinistral3Rope =
     R"({"rope_type": "yarn", "rope_theta": 1000000, "factor": 16, "original_max_position_embeddings": 16384,
         "mscale": 1, "mscale_all_dim": 1, "llama_4_scaling_beta": 0.1})";
 
-constexpr std::array<ModelFamily, 19> kFamilies = {{
+constexpr std::array<ModelFamily, 20> kFamilies = {{
     {.family = ModelConfig::Family::kLlama,
      .name = "Llama",
      .architecture = "LlamaForCausalLM",
@@ -167,6 +167,20 @@ constexpr std::array<ModelFamily, 19> kFamilies = {{
      .kv_heads_absent = 32,
      .head_dim_absent = 128,
      .windows = {.layers = WindowLayers::kUpper, .has_switch = true, .absent = 4096},
+     .layer = {.qk_norm = true},
+     .tensors = &kLlamaTensors},
+    {.family = ModelConfig::Family::kQwen3Vl,
+     .name = "Qwen3-VL",
+     .architecture = "Qwen3VLTextModel",
+     .model_type = "qwen3_vl_text",
+     .gguf_name = "qwen3vl",
+     .vocab_absent = 151936,
+     .heads_absent = 32,
+     .positions_absent = 128000,
+     .kv_heads_absent = 32,
+     .head_dim_absent = 128,
+     .rope_theta_absent = 500000.0,
+     .has_image_positions = true,
      .layer = {.qk_norm = true},
      .tensors = &kLlamaTensors},
     {.family = ModelConfig::Family::kSmolLM3,

@@ -110,6 +110,8 @@ struct ModelFamily {
   std::string_view rope_absent = {};
   bool yarn_truncates_in_gguf = true;  // RopeScaling::truncate, for which GGUF files have no key
   bool scales_queries = false;         // QueryScaling, else refused
+  // Files say how many pairs of a head rotate by each of an image's three positions. A text's are equal: it rotates as ever.
+  bool has_image_positions = false;
   // Layers with a window rotate by the second RoPE set: rope_parameters have an object for each layer type, and what
   // rope_scaling says is of the others.
   bool has_rope_by_type = false;

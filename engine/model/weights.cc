@@ -145,7 +145,9 @@ std::string NameInModel(std::string_view name, const ModelConfig& config) {
   const bool has_model = name.starts_with(kModel);
   const std::string_view rest = name.substr(has_model ? kModel.size() : 0);
   if (rest.starts_with(kText)) return Concat(has_model ? kModel : "", rest.substr(kText.size()));
-  if (rest.starts_with("vision_tower.") || rest.starts_with("multi_modal_projector.")) return "";
+  for (const std::string_view of_images : {"vision_tower.", "multi_modal_projector.", "visual."}) {
+    if (rest.starts_with(of_images)) return "";
+  }
   return std::string(name);
 }
 

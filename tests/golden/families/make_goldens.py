@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Gemma3Config, Mistral3Config,
-                          PixtralVisionConfig, SiglipVisionConfig)
+                          PixtralVisionConfig, Qwen3VLConfig, SiglipVisionConfig)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding
 from transformers.utils import logging
@@ -251,6 +251,9 @@ CASES = [
                    original_max_position_embeddings=4096),
          drop=("layer_types", "head_dim", "rms_norm_eps", "swiglu_alpha", "swiglu_limit", "attention_bias", "sliding_window",
                "rope_parameters", "num_experts_per_tok", "tie_word_embeddings")),
+    Case("qwen3_vl", "the text part of a Qwen3-VL: QK norm, positions of images in turn, tied",
+         "qwen3_vl_text", config=shape(64, 4, 2, 64, intermediate=32, tie_word_embeddings=True),
+         rope=dict(rope_type="default", rope_theta=5000000.0, mrope_section=[12, 10, 10], mrope_interleaved=True), names="new"),
 ]
 
 
@@ -314,7 +317,7 @@ def older_keys(config, style):
 def rename(name, names):
     """What a tensor of a model that reads images is called, as Case.names says."""
     part = name.removeprefix("model.")
-    if part.startswith(("vision_tower.", "multi_modal_projector.")):
+    if part.startswith(("vision_tower.", "multi_modal_projector.", "visual.")):
         return part if names == "old" else f"model.{part}"
     text = part.removeprefix("language_model.").removeprefix("model.")
     is_head = text.startswith("lm_head.")
@@ -385,6 +388,10 @@ def with_images(text):
         vision = SiglipVisionConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
                                     image_size=4, patch_size=2)
         return Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    if text.model_type == "qwen3_vl_text":
+        vision = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=1, patch_size=2, spatial_merge_size=1,
+                      out_hidden_size=text.hidden_size, num_position_embeddings=4, deepstack_visual_indexes=[0])
+        return Qwen3VLConfig(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=text.tie_word_embeddings)
     vision = PixtralVisionConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, head_dim=8,
                                  image_size=4, patch_size=2)
     return Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=text.tie_word_embeddings)
@@ -417,7 +424,8 @@ def write_model(case, seed, folder):
         config.pop(key, None)
     if case.names:
         rename_tensors(folder, case.names)
-        config.pop("tie_word_embeddings", None)  # the text part's counts
+        if config["model_type"] != "qwen3_vl":
+            config.pop("tie_word_embeddings", None)  # the text part's counts
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     if case.mxfp4:
         write_mxfp4(folder)
@@ -426,7 +434,7 @@ def write_model(case, seed, folder):
 def load(folder, max_context=None):
     """The model in float32. LongRoPE's factors are those of contexts up to max_context, for short sequences, too."""
     config = AutoConfig.from_pretrained(folder)
-    is_text_part = config.model_type in ("mistral3", "gemma3")
+    is_text_part = config.model_type in ("mistral3", "gemma3", "qwen3_vl")
     rope = (config.text_config if is_text_part else config).rope_parameters
     if max_context is not None and max_context > rope["original_max_position_embeddings"]:
         rope["short_factor"] = rope["long_factor"]

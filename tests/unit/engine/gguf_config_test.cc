@@ -208,8 +208,8 @@ TEST(GgufConfig, WhatWouldChangeTheAnswerIsRefusedByName) {
   const auto remove = [](const char* key) { return [=](GgufBuilder& file) { file.Remove(key); }; };
   const std::vector<Refusal> refusals = {
       {"architecture", set("general.architecture", "gemma4"),
-       "\"gemma4\" is not supported; winnow runs llama, mistral3, qwen2, qwen3, smollm3, seed_oss, "
-       "granite, phi3, glm4, olmo2, gemma3, exaone4, ernie4_5, qwen3moe, gpt-oss"},
+       "\"gemma4\" is not supported; winnow runs llama, mistral3, qwen2, qwen3, qwen3vl, smollm3, "
+       "seed_oss, granite, phi3, glm4, olmo2, gemma3, exaone4, ernie4_5, qwen3moe, gpt-oss"},
       {"no architecture", remove("general.architecture"), "\"general.architecture\": missing",
        kInvalid},
       {"an adapter", set("general.type", "adapter"), "\"adapter\" is not supported"},
@@ -437,6 +437,20 @@ TEST(GgufConfig, SmolLM3sEveryFourthLayerDoesNotRotate) {
   for (int32_t i = 0; i < 5; ++i) {
     EXPECT_EQ(config->layers[i].rope, i == 3 ? LayerSpec::kNoRope : 0) << i;
   }
+}
+
+TEST(GgufConfig, PositionsOfImagesSayNothingAboutText) {
+  GgufBuilder file = Of("qwen3vl");
+  file.Set("qwen3vl.rope.dimension_sections", std::vector<int32_t>{24, 20, 20, 0});
+  file.Set("qwen3vl.n_deepstack_layers", uint32_t{3});
+  const auto config = Read(file);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->family, ModelConfig::Family::kQwen3Vl);
+  EXPECT_TRUE(config->layers[0].qk_norm);
+  EXPECT_THAT(config->unknown_keys, IsEmpty());
+  GgufBuilder other = Of("qwen3");
+  other.Set("qwen3.n_deepstack_layers", uint32_t{3});
+  EXPECT_THAT(std::string(Read(other).status().message()), HasSubstr("qwen3.n_deepstack_layers"));
 }
 
 // A file without biases is a model without them, though the family's have some by default.

@@ -451,6 +451,56 @@ TEST(ModelConfigTest, WindowsThatCannotBiteAreOff) {
   EXPECT_THAT(WindowsOf(ParseGood(qwen)), ElementsAre(0, 0));
 }
 
+TEST(ModelConfigTest, Qwen3VlsTextPartRotatesAsText) {
+  // As the 4B model's file has them.
+  const json scaling = {
+      {"rope_type", "default"}, {"mrope_interleaved", true}, {"mrope_section", {24, 20, 20}}};
+  json whole = {{"architectures", {"Qwen3VLForConditionalGeneration"}},
+                {"model_type", "qwen3_vl"},
+                {"image_token_id", 151655},
+                {"video_token_id", 151656},
+                {"vision_start_token_id", 151652},
+                {"vision_end_token_id", 151653},
+                {"tie_word_embeddings", true},
+                {"vision_config", {{"depth", 24}}},
+                {"text_config",
+                 {{"model_type", "qwen3_vl_text"},
+                  {"attention_bias", false},
+                  {"dtype", "bfloat16"},
+                  {"head_dim", 128},
+                  {"hidden_size", 2560},
+                  {"intermediate_size", 9728},
+                  {"max_position_embeddings", 262144},
+                  {"num_attention_heads", 32},
+                  {"num_hidden_layers", 36},
+                  {"num_key_value_heads", 8},
+                  {"rope_scaling", scaling},
+                  {"rope_theta", 5000000},
+                  {"tie_word_embeddings", true},
+                  {"vocab_size", 151936}}}};
+  const ModelConfig config = ParseGood(whole);
+  EXPECT_TRUE(config.is_text_part && config.tie_word_embeddings);
+  EXPECT_EQ(config.family, Family::kQwen3Vl);
+  EXPECT_EQ(config.layers, std::vector<LayerSpec>(36, {.qk_norm = true}));
+  EXPECT_EQ(config.ropes.size(), 1u);
+  EXPECT_EQ(config.ropes[0].theta, 5000000.0);
+  EXPECT_EQ(config.ropes[0].scaling.kind, RopeScaling::Kind::kNone);
+  EXPECT_THAT(config.unknown_keys, IsEmpty());
+
+  json part = whole["text_config"];
+  for (const char* key : {"head_dim", "num_key_value_heads", "rope_theta"}) part.erase(key);
+  whole["text_config"] = part;
+  const ModelConfig of_defaults = ParseGood(whole);
+  EXPECT_EQ(of_defaults.head_dim, 128);
+  EXPECT_EQ(of_defaults.num_kv_heads, 32);
+  EXPECT_EQ(of_defaults.ropes[0].theta, 500000.0);
+
+  // Elsewhere these keys are none that winnow knows.
+  json other = OfFamily("Qwen3ForCausalLM", "qwen3");
+  other["rope_scaling"] = scaling;
+  EXPECT_THAT(std::string(Parse(other).status().message()), HasSubstr("mrope_interleaved"));
+}
+
 // As the 4B model's file has them.
 json Gemma3(const json& text) {
   json part = {
@@ -627,13 +677,15 @@ std::vector<Refusal> Refusals() {
       {"architectures", With({{"architectures", {"Gemma2ForCausalLM"}}, {"model_type", "gemma2"}}),
        kUnimplemented,
        "\"Gemma2ForCausalLM\" is not supported; winnow runs LlamaForCausalLM, MistralForCausalLM, "
-       "Ministral3ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM, "
-       "SeedOssForCausalLM, GraniteForCausalLM, Phi3ForCausalLM, GlmForCausalLM, "
+       "Ministral3ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3VLTextModel, "
+       "SmolLM3ForCausalLM, SeedOssForCausalLM, GraniteForCausalLM, Phi3ForCausalLM, "
+       "GlmForCausalLM, "
        "Glm4ForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, Gemma3ForCausalLM, "
        "Exaone4ForCausalLM, "
        "Ernie4_5ForCausalLM, MixtralForCausalLM, Qwen3MoeForCausalLM, GptOssForCausalLM, and the "
        "text part of "
-       "Mistral3ForConditionalGeneration and of Gemma3ForConditionalGeneration"},
+       "Mistral3ForConditionalGeneration and of Gemma3ForConditionalGeneration and of "
+       "Qwen3VLForConditionalGeneration"},
       {"architectures", With({{"architectures", {"GraniteMoeForCausalLM"}}}), kUnimplemented,
        "winnow runs"},
       {"architectures", With({{"architectures", {"Qwen2MoeForCausalLM"}}}), kUnimplemented,

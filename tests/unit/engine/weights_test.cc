@@ -489,7 +489,8 @@ TEST(WeightsTest, TheTextPartOfAWholeIsFoundByEitherKindOfNames) {
         renamed[name == "__metadata__" ? name : rename(name)] = tensor;
       }
       header = renamed;
-      for (const char* other : {"vision_tower.patch_conv.weight", "multi_modal_projector.norm"}) {
+      for (const char* other : {"vision_tower.patch_conv.weight", "multi_modal_projector.norm",
+                                "visual.merger.norm.weight"}) {
         Append(header, data, older ? other : std::string("model.") + other, 4);
       }
     });
