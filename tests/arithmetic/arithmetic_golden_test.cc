@@ -23,6 +23,7 @@
 #include "kernels/arithmetic_version.h"
 #include "nlohmann/json.hpp"
 #include "tests/unit/engine/sequence_runner.h"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::engine {
 namespace {
@@ -191,7 +192,7 @@ void ExpectDigests(const std::string& isa, const char* section, std::span<const 
     const std::vector<float> logits = Logits(*backend, golden);
     found[std::string(golden.name)] = DigestOf(std::as_bytes(std::span(logits)));
   }
-  std::ifstream file(std::string(WINNOW_SOURCE_DIR) + "/tests/golden/arithmetic.json");
+  std::ifstream file(SourcePath("tests/golden/arithmetic.json"));
   const json goldens = json::parse(file);
   EXPECT_EQ(goldens.at("version"), kernels::kArithmeticVersion);
   const std::string arithmetic = backend->arithmetic();
@@ -236,7 +237,7 @@ TEST_P(ArithmeticGolden, StoredRowsAreThoseOfTheVersion) {
     backend->WriteKv(tensor(k), tensor(v), chunk, pool.data(), layout);
     found[kernels::DTypeName(dtype)] = DigestOf(pool);
   }
-  std::ifstream file(std::string(WINNOW_SOURCE_DIR) + "/tests/golden/arithmetic.json");
+  std::ifstream file(SourcePath("tests/golden/arithmetic.json"));
   EXPECT_EQ(found, json::parse(file).at("rows of KV")) << found.dump(2);
 }
 
@@ -250,7 +251,7 @@ TEST(ArithmeticVersion, HashFunctionsAreThoseOfTheVersion) {
     const LshEncoder encoder(3, 2, head_dim, 128);
     found[std::to_string(head_dim)] = DigestOf(std::as_bytes(encoder.weights().stages[0].weight));
   }
-  std::ifstream file(std::string(WINNOW_SOURCE_DIR) + "/tests/golden/arithmetic.json");
+  std::ifstream file(SourcePath("tests/golden/arithmetic.json"));
   EXPECT_EQ(found, json::parse(file).at("lsh")) << found.dump(2);
 }
 

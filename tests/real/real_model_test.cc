@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/unit/engine/sequence_runner.h"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::engine {
 namespace {
@@ -41,7 +42,7 @@ class RealModelTest : public ::testing::Test {
   void SetUp() override {
     path_ = RealModel();
     if (path_.empty()) GTEST_SKIP() << "no real model: scripts/real_model.sh fetches one";
-    std::ifstream file(std::string(WINNOW_SOURCE_DIR) + "/tests/golden/gguf/smollm2.json");
+    std::ifstream file(SourcePath("tests/golden/gguf/smollm2.json"));
     golden_ = json::parse(file);
   }
   std::unique_ptr<LoadedModel> Load(const std::string& dtype) const {

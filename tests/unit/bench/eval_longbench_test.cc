@@ -10,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::bench {
 namespace {
@@ -99,8 +100,8 @@ TEST(EvalLongBench, WhatIsWrongIsNamedWithItsLine) {
 class EvalPrompt : public ::testing::Test {
  protected:
   EvalPrompt()
-      : tokenizer_(*engine::Tokenizer::Load(std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m")),
-        chat_(*engine::ChatTemplate::Load(std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m")) {
+      : tokenizer_(*engine::Tokenizer::Load(SourcePath("models/needle-5m"))),
+        chat_(*engine::ChatTemplate::Load(SourcePath("models/needle-5m"))) {
     for (int i = 0; i < 300; ++i) document_ += "Line " + std::to_string(i) + " of the report. ";
     nlohmann::json line = Line("gov_report");
     line["context"] = document_;

@@ -14,6 +14,7 @@
 #include "engine/text/tokenizer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::bench {
 namespace {
@@ -26,8 +27,8 @@ using ::testing::SizeIs;
 class EvalRuler : public ::testing::Test {
  protected:
   EvalRuler()
-      : tokenizer_(*engine::Tokenizer::Load(std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m")),
-        chat_(*engine::ChatTemplate::Load(std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m")) {}
+      : tokenizer_(*engine::Tokenizer::Load(SourcePath("models/needle-5m"))),
+        chat_(*engine::ChatTemplate::Load(SourcePath("models/needle-5m"))) {}
 
   absl::StatusOr<int32_t> Count(const EvalTask& task) const {
     const auto prompt = EncodeEvalPrompt(*tokenizer_, chat_, PromptFormat::kChat, task,

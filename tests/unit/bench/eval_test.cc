@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/unit/engine/sequence_runner.h"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::bench {
 namespace {
@@ -171,7 +172,7 @@ class EvaluatorTest : public ::testing::Test {
     options.max_batch_tokens = options.max_batch_logits = 128;
     options.max_context = 4096;
     options.retrieval.probe_interval = 1;
-    auto loaded = engine::LoadModel(std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m", options);
+    auto loaded = engine::LoadModel(SourcePath("models/needle-5m"), options);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     model_ = std::move(*loaded).release();
   }

@@ -19,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/unit/engine/sequence_runner.h"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::engine {
 namespace {
@@ -37,11 +38,11 @@ struct TrainedModel {
 void PrintTo(const TrainedModel& model, std::ostream* out) { *out << model.name; }
 
 std::vector<TrainedModel> TrainedModels() {
-  const std::string source = WINNOW_SOURCE_DIR;
   const char* from_environment = std::getenv("WINNOW_SHARED");
-  const std::string shared = from_environment != nullptr ? from_environment : source + "/../shared";
-  std::vector<TrainedModel> models = {
-      {"needle_5m", source + "/models/needle-5m", source + "/tests/golden/needle-5m_golden.json"}};
+  const std::string shared =
+      from_environment != nullptr ? from_environment : SourcePath("../shared");
+  std::vector<TrainedModel> models = {{"needle_5m", SourcePath("models/needle-5m"),
+                                       SourcePath("tests/golden/needle-5m_golden.json")}};
   const TrainedModel larger = {"needle_26m", shared + "/models/needle-26m",
                                shared + "/golden/needle-26m_golden.json"};
   if (std::filesystem::exists(larger.golden)) models.push_back(larger);

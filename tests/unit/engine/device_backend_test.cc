@@ -17,13 +17,14 @@
 #include "gtest/gtest.h"
 #include "tests/unit/engine/pretended_device.h"
 #include "tests/unit/engine/sequence_runner.h"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::engine {
 namespace {
 
 using kernels::KvLayout;
 
-const char kNeedle[] = WINNOW_SOURCE_DIR "/models/needle-5m";
+const std::string kNeedle = SourcePath("models/needle-5m");
 
 class DeviceBackendTest : public ::testing::Test {
  protected:

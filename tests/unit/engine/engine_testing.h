@@ -12,6 +12,7 @@
 #include "engine/text/tokenizer.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/fake_model.h"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::engine {
 
@@ -27,7 +28,7 @@ class FakeClock final : public Clock {
 // The tokenizer of the model in the project; made once, it never changes.
 inline const Tokenizer& TestTokenizer() {
   static const Tokenizer& tokenizer = *[] {
-    auto loaded = Tokenizer::Load(std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m");
+    auto loaded = Tokenizer::Load(SourcePath("models/needle-5m"));
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     return std::move(loaded).value().release();
   }();

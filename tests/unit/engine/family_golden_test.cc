@@ -11,13 +11,14 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/unit/engine/sequence_runner.h"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::engine {
 namespace {
 
 using nlohmann::json;
 
-const std::string kFamilies = std::string(WINNOW_SOURCE_DIR) + "/tests/golden/families";
+const std::string kFamilies = SourcePath("tests/golden/families");
 
 json ReadJson(const std::string& path) {
   std::ifstream file(path);

@@ -10,6 +10,7 @@
 #include "engine/grammar/grammar_compiler.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/engine_testing.h"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::engine {
 
@@ -18,7 +19,7 @@ inline constexpr int32_t kVocabulary = 4096;
 
 inline GrammarCompilerOptions WorkerOptions() {
   GrammarCompilerOptions options;
-  options.program = WINNOW_GRAMMAR_WORKER;
+  options.program = GrammarWorkerPath();
   options.arguments = {};
   return options;
 }

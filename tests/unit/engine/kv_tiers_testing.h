@@ -22,10 +22,11 @@
 #include "tests/unit/engine/model_files.h"
 #include "tests/unit/engine/pretended_device.h"
 #include "tests/unit/engine/sequence_runner.h"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::engine::kv_tiers {
 
-inline const std::string kNeedle = std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m";
+inline const std::string kNeedle = SourcePath("models/needle-5m");
 inline constexpr int32_t kBlockTokens = 16;
 inline constexpr int32_t kContext = 640;
 inline constexpr int32_t kRunning = 4;

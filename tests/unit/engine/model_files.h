@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/unit/temp_dir.h"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::engine {
 
@@ -60,10 +61,6 @@ inline nlohmann::json TinyConfig() {
           {"torch_dtype", "bfloat16"},
           {"bos_token_id", 1},
           {"eos_token_id", 2}};
-}
-
-inline std::string SourcePath(std::string_view path) {
-  return std::string(WINNOW_SOURCE_DIR) + "/" + std::string(path);
 }
 
 // The folder of models that is too large for the repository; empty where it is not there.

@@ -8,6 +8,7 @@
 #include "engine/kv/host_memory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::engine {
 namespace {
@@ -15,7 +16,7 @@ namespace {
 using kernels::DType;
 using ::testing::HasSubstr;
 
-const std::string kNeedle = std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m";
+const std::string kNeedle = SourcePath("models/needle-5m");
 
 ModelConfig Config(DType dtype, int32_t hidden_size) {
   ModelConfig config;

@@ -10,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/model_files.h"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::engine {
 namespace {
@@ -18,7 +19,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Kind = AttentionPolicy::Kind;
 
-const std::string kNeedle = std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m";
+const std::string kNeedle = SourcePath("models/needle-5m");
 const std::string kArtifact = kNeedle + "/" + kArtifactFile;
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }

@@ -14,6 +14,7 @@
 #include "gtest/gtest.h"
 #include "kernels/backend.h"
 #include "nlohmann/json.hpp"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::engine {
 namespace {
@@ -248,7 +249,7 @@ TEST(SamplerTest, LogprobsAreThoseOfTheUnmodifiedRow) {
 }
 
 TEST(SamplerTest, DrawsFromWhatTheReferenceLibraryDrawsFrom) {
-  std::ifstream file(std::string(WINNOW_SOURCE_DIR) + "/tests/golden/sampler_golden.json");
+  std::ifstream file(SourcePath("tests/golden/sampler_golden.json"));
   const nlohmann::json golden = nlohmann::json::parse(file);
   int number = 0;
   for (const nlohmann::json& c : golden["cases"]) {

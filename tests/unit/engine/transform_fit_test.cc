@@ -14,6 +14,7 @@
 #include "kernels/transform_code.h"
 #include "nlohmann/json.hpp"
 #include "tests/unit/temp_dir.h"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::engine {
 namespace {
@@ -63,7 +64,7 @@ struct Golden {
         value = value / 2 + keys[t * kDim + kDim - 1 - c] / 4;
       }
     }
-    std::ifstream file(std::string(WINNOW_SOURCE_DIR) + "/tests/golden/transform_code.json");
+    std::ifstream file(SourcePath("tests/golden/transform_code.json"));
     expected = nlohmann::json::parse(file);
     sample = {keys, std::vector<int32_t>(kTokens), queries, std::vector<int32_t>(300)};
     options.head_dim = kDim;

@@ -12,11 +12,13 @@
 #include <string>
 #include <vector>
 
+#include "tests/unit/test_paths.h"
+
 namespace winnow::kernels {
 
 // `name` is under tests/golden/. Throws, and so fails the test, if the file is not there.
 inline std::string ReadGolden(const std::string& name) {
-  std::ifstream file(WINNOW_SOURCE_DIR "/tests/golden/" + name, std::ios::binary);
+  std::ifstream file(SourcePath("tests/golden/" + name), std::ios::binary);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 

@@ -10,6 +10,7 @@
 
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/unit/test_paths.h"
 #include "tests/unit/test_seed.h"
 
 namespace winnow::kernels {
@@ -45,7 +46,7 @@ TEST(Quantized, ScalesOfMxfp4ArePowersOfTwoToTheLastBit) {
 
 // tests/golden/gguf/make_blocks.py says how they were made.
 TEST(Quantized, EveryTypeDequantisesBitForBitAsPyPiGguf) {
-  std::ifstream file(std::string(WINNOW_SOURCE_DIR) + "/tests/golden/gguf/blocks.json");
+  std::ifstream file(SourcePath("tests/golden/gguf/blocks.json"));
   const nlohmann::json goldens = nlohmann::json::parse(file);
   ASSERT_EQ(goldens.size(), static_cast<size_t>(kNumGgufTypes));
   for (const WeightType type : AllTypes()) {

@@ -12,6 +12,7 @@
 #include "server/http/anthropic.h"
 #include "server/http/openai_answer.h"
 #include "server/http/responses.h"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::server {
 namespace {
@@ -62,7 +63,7 @@ std::vector<Json> Events(const std::string& body) {
 
 const engine::Tokenizer& AnyTokenizer() {
   static const engine::Tokenizer& tokenizer =
-      *engine::Tokenizer::Load(std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m")->release();
+      *engine::Tokenizer::Load(SourcePath("models/needle-5m"))->release();
   return tokenizer;
 }
 

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "nlohmann/json.hpp"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::server {
 namespace {
@@ -22,7 +23,7 @@ class ManualClock final : public engine::Clock {
   engine::TimePoint now;
 };
 
-std::string Needle() { return std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m"; }
+std::string Needle() { return SourcePath("models/needle-5m"); }
 
 // The lines of LogModel for needle-5m, with a change to the configuration and to the tokenizer.
 std::string ModelLines(const std::vector<std::string>& unknown_keys, bool without_a_byte) {

@@ -7,13 +7,14 @@
 
 #include "gtest/gtest.h"
 #include "tests/unit/temp_dir.h"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::server {
 namespace {
 
 const engine::Tokenizer& AnyTokenizer() {
   static const engine::Tokenizer& tokenizer =
-      *engine::Tokenizer::Load(std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m")->release();
+      *engine::Tokenizer::Load(SourcePath("models/needle-5m"))->release();
   return tokenizer;
 }
 
@@ -54,7 +55,7 @@ TEST(ModelHabitsTest, TheVocabularySaysWhetherThereIsReasoning) {
 // The vocabulary of needle-5m, in which other control tokens have Harmony's names.
 const engine::Tokenizer& HarmonyTokenizer() {
   static const engine::Tokenizer& tokenizer = *[] {
-    std::ifstream file(std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m/tokenizer.json");
+    std::ifstream file(SourcePath("models/needle-5m/tokenizer.json"));
     std::string text{std::istreambuf_iterator<char>(file), {}};
     for (const auto& [from, to] : {std::pair<std::string, std::string>{"<|system|>", "<|start|>"},
                                    {"<|user|>", "<|channel|>"},

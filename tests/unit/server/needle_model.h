@@ -7,10 +7,11 @@
 
 #include "engine/model_loader.h"
 #include "server/validate.h"
+#include "tests/unit/test_paths.h"
 
 namespace winnow::server {
 
-inline std::string NeedleDir() { return std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m"; }
+inline std::string NeedleDir() { return SourcePath("models/needle-5m"); }
 
 // With room for a few sequences of a context that is short enough to be filled by a test.
 inline constexpr int32_t kNeedleContext = 1024;

@@ -1,4 +1,5 @@
 #include "server/tokenize_command.h"
+#include "tests/unit/test_paths.h"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +16,7 @@ using nlohmann::json;
 class TokenizeCommand : public testing::Test {
  protected:
   TokenizeCommand() {
-    const std::string dir = std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m";
+    const std::string dir = SourcePath("models/needle-5m");
     tokenizer_ = engine::Tokenizer::Load(dir).value();
     chat_ = engine::ChatTemplate::Load(dir).value();
   }
