@@ -50,7 +50,8 @@ struct Whole {
 };
 constexpr Whole kWholes[] = {{"Mistral3ForConditionalGeneration", "mistral3"},
                              {"Gemma3ForConditionalGeneration", "gemma3"},
-                             {"Qwen3VLForConditionalGeneration", "qwen3_vl"}};
+                             {"Qwen3VLForConditionalGeneration", "qwen3_vl"},
+                             {"Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe"}};
 constexpr std::string_view kTextConfig = "text_config";
 constexpr std::string_view kImageKeys[] = {
     "vision_config",        "image_token_index",    "image_token_id",
@@ -334,7 +335,7 @@ void ReadExperts(JsonKeys& keys, const ModelFamily& family, ModelConfig& config)
   experts.intermediate_size =
       of.has_own_size ? keys.Int("moe_intermediate_size", of.size_absent, 1, kIntermediateMax)
                       : config.intermediate_size;
-  experts.normalized = of.normalizes || keys.Bool("norm_topk_prob", false);
+  experts.normalized = keys.Bool("norm_topk_prob", false) || of.normalizes;
   if (of.clamps) {
     kernels::ClampedSwiglu& clamped = experts.clamped.emplace();
     const auto read = [&](std::string_view key, float absent) {

@@ -78,6 +78,7 @@ struct ModelConfig {
     kErnie,
     kMixtral,
     kQwen3Moe,
+    kQwen3VlMoe,
     kGptOss,
   };
   Family family = Family::kLlama;

@@ -85,6 +85,13 @@ constexpr LayerTensorNames kQwen3MoeTensors = [] {
   return names;
 }();
 
+constexpr LayerTensorNames kQwen3VlMoeTensors = [] {
+  LayerTensorNames names = kQwen3MoeTensors;
+  names.expert_gate.safetensors = names.expert_up.safetensors = "gate_up_proj";
+  names.stacks = LayerTensorNames::Stacks::kHalves;
+  return names;
+}();
+
 constexpr LayerTensorNames kGptOssTensors = [] {
   LayerTensorNames names = kLlamaTensors;
   names.mlp_norm.gguf = "post_attention_norm";
@@ -93,7 +100,7 @@ constexpr LayerTensorNames kGptOssTensors = [] {
   names.expert_gate = {"gate_up_proj", "ffn_gate_exps"};
   names.expert_up = {"gate_up_proj", "ffn_up_exps"};
   names.expert_down = {"down_proj", "ffn_down_exps"};
-  names.stacks_experts = true;
+  names.stacks = LayerTensorNames::Stacks::kInTurn;
   names.sinks = {"self_attn.sinks", "attn_sinks"};
   return names;
 }();
@@ -105,6 +112,12 @@ constexpr ExpertKeys kQwen3MoeExperts = {.has_own_size = true,
                                          .count_absent = 128,
                                          .per_token_absent = 8,
                                          .has_dense_layers = true};
+constexpr ExpertKeys kQwen3VlMoeExperts = {.has_own_size = true,
+                                           .size_absent = 1408,
+                                           .count_absent = 60,
+                                           .per_token_absent = 4,
+                                           .normalizes = true,
+                                           .has_dense_layers = true};
 
 constexpr ExpertKeys kGptOssExperts = {
     .count_absent = 128, .per_token_absent = 4, .normalizes = true, .clamps = true};
@@ -117,7 +130,7 @@ constexpr std::string_view kMinistral3Rope =
     R"({"rope_type": "yarn", "rope_theta": 1000000, "factor": 16, "original_max_position_embeddings": 16384,
         "mscale": 1, "mscale_all_dim": 1, "llama_4_scaling_beta": 0.1})";
 
-constexpr std::array<ModelFamily, 20> kFamilies = {{
+constexpr std::array<ModelFamily, 21> kFamilies = {{
     {.family = ModelConfig::Family::kLlama,
      .name = "Llama",
      .architecture = "LlamaForCausalLM",
@@ -361,6 +374,20 @@ constexpr std::array<ModelFamily, 20> kFamilies = {{
      .experts = &kQwen3MoeExperts,
      .layer = {.mlp = LayerSpec::Mlp::kExperts, .qk_norm = true},
      .tensors = &kQwen3MoeTensors},
+    {.family = ModelConfig::Family::kQwen3VlMoe,
+     .name = "Qwen3-VL MoE",
+     .architecture = "Qwen3VLMoeTextModel",
+     .model_type = "qwen3_vl_moe_text",
+     .gguf_name = "qwen3vlmoe",
+     .vocab_absent = 151936,
+     .heads_absent = 16,
+     .positions_absent = 128000,
+     .kv_heads_absent = 16,
+     .rope_theta_absent = 500000.0,
+     .has_image_positions = true,
+     .experts = &kQwen3VlMoeExperts,
+     .layer = {.mlp = LayerSpec::Mlp::kExperts, .qk_norm = true},
+     .tensors = &kQwen3VlMoeTensors},
     {.family = ModelConfig::Family::kGptOss,
      .name = "gpt-oss",
      .architecture = "GptOssForCausalLM",

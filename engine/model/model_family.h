@@ -27,8 +27,13 @@ struct LayerTensorNames {
   TensorName router = {};
   std::string_view experts = {};
   TensorName expert_gate = {}, expert_up = {}, expert_down = {};
-  // A directory has the matrices of all experts in one tensor, with gate and up in turn (TensorSpec::Stack): "mlp.experts.gate_up_proj".
-  bool stacks_experts = false;
+  // How a directory has the matrices of all experts in one tensor (TensorSpec::Stack): "mlp.experts.gate_up_proj".
+  enum class Stacks : uint8_t {
+    kNone,    // it has a tensor for each
+    kInTurn,  // a gate's output, then the same up's
+    kHalves,  // all of a gate's, then all of the up's
+  };
+  Stacks stacks = Stacks::kNone;
   TensorName sinks = {};  // where LayerSpec::sinks; no suffix stands behind a directory's
 };
 

@@ -284,11 +284,12 @@ class LayerTensors {
   void Experts(const LayerTensorNames& names, const ExpertsConfig& config, int64_t hidden,
                bool has_biases, LayerWeights* to) {
     using Role = TensorSpec::Role;
-    WINNOW_CHECK(names.stacks_experts || !has_biases);  // others have none
+    const bool stacked = names.stacks != LayerTensorNames::Stacks::kNone;
+    WINNOW_CHECK(stacked || !has_biases);  // others have none
     Add(names.router, ".weight", config.count, hidden, Role::kRouter, 0, &to->router);
     if (has_biases) Add(names.router, ".bias", 0, config.count, Role::kBias, 0, &to->router_bias);
     to->experts.resize(config.count);
-    if (names.stacks_experts) return Stacks(names, config, hidden, has_biases, to);
+    if (stacked) return Stacks(names, config, hidden, has_biases, to);
     for (int32_t expert = 0; expert < config.count; ++expert) {
       ExpertWeights& of = to->experts[expert];
       const auto add = [&](const TensorName& name, int64_t rows, int64_t cols,
@@ -303,10 +304,13 @@ class LayerTensors {
       add(names.expert_down, hidden, config.intermediate_size, &of.down);
     }
   }
-  // Experts() where a directory has them in stacks, gates and ups of one in turn. Matrices of a tensor follow each other.
+  // Experts() where a directory has them in stacks. Matrices of a tensor follow each other.
   void Stacks(const LayerTensorNames& names, const ExpertsConfig& config, int64_t hidden,
               bool has_biases, LayerWeights* to) {
-    const int64_t inner = config.intermediate_size;
+    const int32_t inner = config.intermediate_size;
+    const bool in_turn = names.stacks == LayerTensorNames::Stacks::kInTurn;
+    const TensorSpec::Stack gates = {2 * inner, 0, in_turn ? 2 : 1};
+    const TensorSpec::Stack ups = {2 * inner, in_turn ? 1 : inner, gates.step};
     const auto add = [&](const TensorName& name, bool is_bias, int64_t rows, int64_t cols,
                          const TensorSpec::Stack& stack, int32_t expert, WeightMatrix* matrix) {
       const std::string_view suffix = is_bias ? "_bias" : "";
@@ -325,10 +329,9 @@ class LayerTensors {
       if (is_bias && !has_biases) break;
       for (int32_t e = 0; e < config.count; ++e) {
         ExpertWeights& of = to->experts[e];
-        add(names.expert_gate, is_bias, inner, hidden, {2 * inner, 0, 2}, e,
+        add(names.expert_gate, is_bias, inner, hidden, gates, e,
             is_bias ? &of.gate_bias : &of.gate);
-        add(names.expert_up, is_bias, inner, hidden, {2 * inner, 1, 2}, e,
-            is_bias ? &of.up_bias : &of.up);
+        add(names.expert_up, is_bias, inner, hidden, ups, e, is_bias ? &of.up_bias : &of.up);
       }
       for (int32_t e = 0; e < config.count; ++e) {
         ExpertWeights& of = to->experts[e];

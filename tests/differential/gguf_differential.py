@@ -276,7 +276,7 @@ def compare_families(tool):
     for case in cases:
         source = os.path.join(FAMILIES, case)
         config = AutoConfig.from_pretrained(source)
-        if config.model_type in ("mistral3", "gemma3", "qwen3_vl"):
+        if config.model_type in ("mistral3", "gemma3", "qwen3_vl", "qwen3_vl_moe"):
             continue  # the text part's tensors have other names, and their file is that of a text model
         kind = rope_of(config)["rope_type"]
         # llama.cpp's files say less of yarn than config.json does, and have one base for all layers.

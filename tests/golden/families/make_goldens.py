@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Gemma3Config, Mistral3Config,
-                          PixtralVisionConfig, Qwen3VLConfig, SiglipVisionConfig)
+                          PixtralVisionConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SiglipVisionConfig)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding
 from transformers.utils import logging
@@ -254,6 +254,10 @@ CASES = [
     Case("qwen3_vl", "the text part of a Qwen3-VL: QK norm, positions of images in turn, tied",
          "qwen3_vl_text", config=shape(64, 4, 2, 64, intermediate=32, tie_word_embeddings=True),
          rope=dict(rope_type="default", rope_theta=5000000.0, mrope_section=[12, 10, 10], mrope_interleaved=True), names="new"),
+    Case("qwen3_vl_moe", "the same with experts, 3 of 5, whose gates and ups are halves of one tensor, and a dense layer",
+         "qwen3_vl_moe_text", config=shape(64, 2, 1, 64, intermediate=48, num_hidden_layers=3, num_experts=5, num_experts_per_tok=3,
+                                           moe_intermediate_size=24, mlp_only_layers=[1], tie_word_embeddings=False),
+         rope=dict(rope_type="default", rope_theta=5000000.0, mrope_section=[12, 10, 10], mrope_interleaved=True), names="new"),
 ]
 
 
@@ -382,16 +386,24 @@ def load_mxfp4(folder, config):
     return model.eval()
 
 
+def write_transposed(folder):
+    """Rewrites the experts' matrices as they were published, with outputs as columns."""
+    path = folder / "model.safetensors"
+    save_file({name: tensor.transpose(-1, -2).contiguous() if ".experts." in name else tensor
+               for name, tensor in load_file(path).items()}, path, {"format": "pt"})
+
+
 def with_images(text):
     """The configuration of a whole of which `text` is a part."""
     if text.model_type == "gemma3_text":
         vision = SiglipVisionConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
                                     image_size=4, patch_size=2)
         return Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
-    if text.model_type == "qwen3_vl_text":
+    if text.model_type.startswith("qwen3_vl"):
         vision = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=1, patch_size=2, spatial_merge_size=1,
                       out_hidden_size=text.hidden_size, num_position_embeddings=4, deepstack_visual_indexes=[0])
-        return Qwen3VLConfig(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=text.tie_word_embeddings)
+        kind = Qwen3VLConfig if text.model_type == "qwen3_vl_text" else Qwen3VLMoeConfig
+        return kind(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=text.tie_word_embeddings)
     vision = PixtralVisionConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, head_dim=8,
                                  image_size=4, patch_size=2)
     return Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=text.tie_word_embeddings)
@@ -424,17 +436,19 @@ def write_model(case, seed, folder):
         config.pop(key, None)
     if case.names:
         rename_tensors(folder, case.names)
-        if config["model_type"] != "qwen3_vl":
+        if not config["model_type"].startswith("qwen3_vl"):
             config.pop("tie_word_embeddings", None)  # the text part's counts
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     if case.mxfp4:
         write_mxfp4(folder)
+    if case.family == "qwen3_vl_moe_text":
+        write_transposed(folder)
 
 
 def load(folder, max_context=None):
     """The model in float32. LongRoPE's factors are those of contexts up to max_context, for short sequences, too."""
     config = AutoConfig.from_pretrained(folder)
-    is_text_part = config.model_type in ("mistral3", "gemma3", "qwen3_vl")
+    is_text_part = config.model_type in ("mistral3", "gemma3", "qwen3_vl", "qwen3_vl_moe")
     rope = (config.text_config if is_text_part else config).rope_parameters
     if max_context is not None and max_context > rope["original_max_position_embeddings"]:
         rope["short_factor"] = rope["long_factor"]

@@ -209,7 +209,8 @@ TEST(GgufConfig, WhatWouldChangeTheAnswerIsRefusedByName) {
   const std::vector<Refusal> refusals = {
       {"architecture", set("general.architecture", "gemma4"),
        "\"gemma4\" is not supported; winnow runs llama, mistral3, qwen2, qwen3, qwen3vl, smollm3, "
-       "seed_oss, granite, phi3, glm4, olmo2, gemma3, exaone4, ernie4_5, qwen3moe, gpt-oss"},
+       "seed_oss, granite, phi3, glm4, olmo2, gemma3, exaone4, ernie4_5, qwen3moe, qwen3vlmoe, "
+       "gpt-oss"},
       {"no architecture", remove("general.architecture"), "\"general.architecture\": missing",
        kInvalid},
       {"an adapter", set("general.type", "adapter"), "\"adapter\" is not supported"},
@@ -448,6 +449,16 @@ TEST(GgufConfig, PositionsOfImagesSayNothingAboutText) {
   EXPECT_EQ(config->family, ModelConfig::Family::kQwen3Vl);
   EXPECT_TRUE(config->layers[0].qk_norm);
   EXPECT_THAT(config->unknown_keys, IsEmpty());
+  GgufBuilder of_experts = Of("qwen3vlmoe");
+  of_experts.Set("qwen3vlmoe.rope.dimension_sections", std::vector<int32_t>{24, 20, 20, 0});
+  of_experts.Set("qwen3vlmoe.expert_count", uint32_t{8});
+  of_experts.Set("qwen3vlmoe.expert_used_count", uint32_t{2});
+  of_experts.Set("qwen3vlmoe.expert_feed_forward_length", uint32_t{64});
+  const auto with_experts = Read(of_experts);
+  ASSERT_TRUE(with_experts.ok()) << with_experts.status();
+  EXPECT_EQ(with_experts->family, ModelConfig::Family::kQwen3VlMoe);
+  EXPECT_EQ(with_experts->experts.per_token, 2);
+  EXPECT_TRUE(with_experts->experts.normalized);
   GgufBuilder other = Of("qwen3");
   other.Set("qwen3.n_deepstack_layers", uint32_t{3});
   EXPECT_THAT(std::string(Read(other).status().message()), HasSubstr("qwen3.n_deepstack_layers"));

@@ -501,6 +501,42 @@ TEST(ModelConfigTest, Qwen3VlsTextPartRotatesAsText) {
   EXPECT_THAT(std::string(Parse(other).status().message()), HasSubstr("mrope_interleaved"));
 }
 
+TEST(ModelConfigTest, Qwen3VlsExpertsAreNormalisedWhateverTheKeySays) {
+  json whole = {{"architectures", {"Qwen3VLMoeForConditionalGeneration"}},
+                {"model_type", "qwen3_vl_moe"},
+                {"vision_config", {{"depth", 27}}},
+                {"text_config",
+                 {{"model_type", "qwen3_vl_moe_text"},
+                  {"head_dim", 128},
+                  {"hidden_size", 2048},
+                  {"intermediate_size", 6144},
+                  {"mlp_only_layers", {2}},
+                  {"moe_intermediate_size", 768},
+                  {"norm_topk_prob", false},
+                  {"num_attention_heads", 32},
+                  {"num_experts", 128},
+                  {"num_experts_per_tok", 8},
+                  {"num_hidden_layers", 4},
+                  {"num_key_value_heads", 4}}}};
+  const ModelConfig config = ParseGood(whole);
+  EXPECT_EQ(config.family, Family::kQwen3VlMoe);
+  EXPECT_EQ(config.experts.count, 128);
+  EXPECT_EQ(config.experts.per_token, 8);
+  EXPECT_EQ(config.experts.intermediate_size, 768);
+  EXPECT_TRUE(config.experts.normalized);
+  EXPECT_EQ(config.layers[2].mlp, LayerSpec::Mlp::kGatedSilu);
+  EXPECT_EQ(config.NumLayersOf(LayerSpec::Mlp::kExperts), 3);
+  EXPECT_THAT(config.unknown_keys, IsEmpty());
+  json& part = whole["text_config"];
+  for (const char* key : {"moe_intermediate_size", "num_experts", "num_experts_per_tok"}) {
+    part.erase(key);
+  }
+  const ModelConfig of_defaults = ParseGood(whole);
+  EXPECT_EQ(of_defaults.experts.count, 60);
+  EXPECT_EQ(of_defaults.experts.per_token, 4);
+  EXPECT_EQ(of_defaults.experts.intermediate_size, 1408);
+}
+
 // As the 4B model's file has them.
 json Gemma3(const json& text) {
   json part = {
@@ -682,10 +718,10 @@ std::vector<Refusal> Refusals() {
        "GlmForCausalLM, "
        "Glm4ForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, Gemma3ForCausalLM, "
        "Exaone4ForCausalLM, "
-       "Ernie4_5ForCausalLM, MixtralForCausalLM, Qwen3MoeForCausalLM, GptOssForCausalLM, and the "
-       "text part of "
+       "Ernie4_5ForCausalLM, MixtralForCausalLM, Qwen3MoeForCausalLM, Qwen3VLMoeTextModel, "
+       "GptOssForCausalLM, and the text part of "
        "Mistral3ForConditionalGeneration and of Gemma3ForConditionalGeneration and of "
-       "Qwen3VLForConditionalGeneration"},
+       "Qwen3VLForConditionalGeneration and of Qwen3VLMoeForConditionalGeneration"},
       {"architectures", With({{"architectures", {"GraniteMoeForCausalLM"}}}), kUnimplemented,
        "winnow runs"},
       {"architectures", With({{"architectures", {"Qwen2MoeForCausalLM"}}}), kUnimplemented,
