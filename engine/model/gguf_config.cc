@@ -62,7 +62,7 @@ constexpr std::string_view kQueryScalingKeys[] = {"attention.temperature_scale",
                                                   "attention.temperature_length",
                                                   "rope.scaling.yarn_log_multiplier"};
 
-// Those of families whose tokens may be an image's, which have three positions and enter several layers.
+// Keys of families whose tokens may be an image's, which have three positions and enter several layers.
 constexpr std::string_view kImageKeys[] = {"rope.dimension_sections", "n_deepstack_layers"};
 
 // Those of families with experts.

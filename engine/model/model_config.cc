@@ -411,7 +411,7 @@ constexpr std::array<std::string_view, 16> kRopeKeys = {
     "high_freq_factor", "mscale",
     "mscale_all_dim",   "truncate"};
 
-// Those of families with positions of images.
+// Keys of families with positions of images.
 constexpr std::string_view kImagePositionKeys[] = {"mrope_section", "mrope_interleaved"};
 
 // Keys of families that scale queries. The second says nothing: the reference fills the object up with it.

@@ -183,7 +183,7 @@ TEST_P(StackedExpertsTest, EachFormOfWeightsIsTakenOrRefusedByName) {
   if (quantised) {
     EXPECT_THAT(std::string(rounded.message()), HasSubstr("MXFP4"));
     // 4 bits and a bfloat16 for each 32 values; biases in float32.
-    // Where they are packed as 8-bit floats, 32 of them and a float32.
+    // Packed as 8-bit floats: 32 of them and a float32.
     for (const auto& [bfloat16_blocks, bytes] : {std::pair(false, 18), std::pair(true, 36)}) {
       EXPECT_EQ(ExpertStorageBytes(WeightStorage::kStored, *weights, kernels::DType::kBF16,
                                    bfloat16_blocks),
