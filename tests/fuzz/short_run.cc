@@ -26,6 +26,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/unit/test_paths.h"
+
 using Bytes = std::string;
 using Target = int (*)(const uint8_t* data, size_t size);
 
@@ -47,7 +49,6 @@ const std::map<std::string, Target, std::less<>>& Targets() {
   static const auto& targets = *new std::map<std::string, Target, std::less<>>{
 #define WINNOW_FUZZ_TARGET(name) {#name, &Fuzz_##name},
 #include "fuzz_targets.inc"
-#include "tests/unit/test_paths.h"
 #undef WINNOW_FUZZ_TARGET
   };
   return targets;
@@ -190,7 +191,7 @@ int main(int argc, char** argv) {
   const char* const fixed = std::getenv("WINNOW_TEST_SEED");
   const uint64_t seed = fixed != nullptr ? std::strtoull(fixed, nullptr, 10) : 1;
   const std::vector<Bytes> corpus =
-      ReadCorpus(std::filesystem::path(SourcePath("tests/fuzz/corpus")) / name);
+      ReadCorpus(std::filesystem::path(winnow::SourcePath("tests/fuzz/corpus")) / name);
   if (corpus.empty()) {
     std::fprintf(stderr, "tests/fuzz/corpus/%s has no inputs\n", name.c_str());
     return 1;
