@@ -11,6 +11,7 @@ status page: of a server with tiers, prefixes and a disk that answers while it i
 import argparse
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -37,16 +38,13 @@ class Browser:
         from_us, to_browser = os.pipe()
         from_browser, to_us = os.pipe()
 
-        def give_pipes():  # the browser reads from 3 and writes to 4
-            read, write = os.dup(from_us), os.dup(to_us)
-            os.dup2(read, 3)
-            os.dup2(write, 4)
-
+        # The browser reads from 3 and writes to 4. A shell that gets both at higher numbers puts them there.
+        given = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (from_us, to_us)]
         self.process = subprocess.Popen(
-            [program, "--headless", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-             "--hide-scrollbars", f"--user-data-dir={directory}"], preexec_fn=give_pipes, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        os.close(from_us)
-        os.close(to_us)
+            ["bash", "-c", 'exec "${@:3}" 3<&"$1" 4>&"$2"', "bash", *map(str, given), program, "--headless", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+             "--hide-scrollbars", f"--user-data-dir={directory}"], pass_fds=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for end in (from_us, to_us, *given):
+            os.close(end)
         self.write, self.read, self.last, self.buffer, self.events = to_browser, from_browser, 0, b"", []
 
     def receive(self):

@@ -114,15 +114,16 @@ class Server:
         self.directory = tempfile.mkdtemp(prefix="winnow-e2e-")
         self.log_path = os.path.join(self.directory, "log")
         port_file = os.path.join(self.directory, "port")
-        self.command = [program or BIN, "serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--http", "127.0.0.1:0",
+        # Not as a preexec_fn, for which Python would fork: gRPC waits before a fork for its threads to be idle, and has waited forever.
+        limited = ["prlimit", "--nofile={}:{}".format(*descriptors)] if descriptors else []
+        self.command = [*limited, program or BIN, "serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--http", "127.0.0.1:0",
                         "--port-file", port_file, "--log-format", "json", *map(str, flags)]
         # CTest sets TSAN_OPTIONS; by hand it is this. Without ThreadSanitizer it means nothing.
         environment = {"TSAN_OPTIONS": f"suppressions={SOURCE}/tests/tsan/suppressions.txt:exitcode=66", **os.environ,
                        "XDG_CACHE_HOME": CACHE.name, **(env or {})}
         with open(self.log_path, "w") as log:
             stderr = log if pipe is None else pipe[1]
-            self.process = subprocess.Popen(self.command, stderr=stderr, stdout=log, env=environment, preexec_fn=descriptors and (
-                lambda: resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)))
+            self.process = subprocess.Popen(self.command, stderr=stderr, stdout=log, env=environment)
         end = time.monotonic() + PATIENCE
         while not os.path.exists(port_file):
             if self.process.poll() is not None or time.monotonic() > end:
