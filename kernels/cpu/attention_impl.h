@@ -156,10 +156,11 @@ struct Worker {
 #endif
     const int32_t first_row = head * head_rows + FirstRowSeeing(start);
     const int32_t last_row = head * head_rows + LastRowSeeing(start + tokens);
-#if defined(__AVX512BF16__)
-    if constexpr (Panels::kDType == DType::kBF16 && !InMatrixTiles<Panels>) {
-      if (last_row - first_row <= kDirectRows && valid == tokens) {
-        return RunDirect<kDirectRows>(first_row, last_row, start, tokens, keys, values, ahead);
+#if defined(__AVX2__)
+    constexpr int kMost = InMatrixTiles<Panels> ? 0 : kDirectRows<Panels, kUnitType>;
+    if constexpr (kMost > 0) {
+      if (last_row - first_row <= kMost && valid == tokens) {
+        return RunDirect<kMost>(first_row, last_row, start, tokens, keys, values, ahead);
       }
     }
 #endif
@@ -239,15 +240,15 @@ struct Worker {
     }
   }
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
   template <int kRows>
   void RunDirect(int32_t row, int32_t last_row, int32_t start, int32_t tokens, const UnitRows& keys,
                  const UnitRows& values, Prefetcher& ahead) const {
     if (last_row - row == kRows) {
-      DirectScores<kRows>(Query(row), query_stride, keys, tokens, d, scratch.scores, ahead);
+      DirectScores<kUnitType, kRows>(Query(row), query_stride, keys, tokens, d, scratch.scores, ahead);
       Weigh<kRows>(row, start, tokens);
-      DirectValues<kRows>(static_cast<const Row*>(scratch.weights), kWeightStride, scratch.rescale,
-                          values, tokens, d, Output(row), ahead);
+      DirectValues<kUnitType, kRows>(static_cast<const Row*>(scratch.weights), kWeightStride,
+                                     scratch.rescale, values, tokens, d, Output(row), ahead);
     } else if constexpr (kRows > 1) {
       RunDirect<kRows - 1>(row, last_row, start, tokens, keys, values, ahead);
     }

@@ -140,6 +140,20 @@ inline void SplitPairs(const float* from, int64_t d, float* to) {
   }
   if (i < d) __builtin_memcpy(to + i, from + i, static_cast<size_t>(d - i) * sizeof(float));
 }
+#if !defined(__AVX512F__)
+// The same of two registers of columns.
+template <DType kDType>
+inline __attribute__((always_inline)) RegPair SplitPair(RegPair columns) {
+  if constexpr (kDType != DType::kBF16) return columns;
+#if defined(__AVX2__)
+  const __m256 low = _mm256_permute2f128_ps(columns.first, columns.second, 0x20);
+  const __m256 high = _mm256_permute2f128_ps(columns.first, columns.second, 0x31);
+  return {_mm256_shuffle_ps(low, high, 0x88), _mm256_shuffle_ps(low, high, 0xdd)};
+#else
+  return columns;
+#endif
+}
+#endif
 // A pair back in the order of its 2 * kLanes columns.
 template <DType kDType>
 inline __attribute__((always_inline)) RegPair JoinPair(RegPair pair) {
