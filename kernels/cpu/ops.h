@@ -237,12 +237,17 @@ using Int4ScoresFn = void(const RowsCall& call, const float* prepared, const std
 // y [rows][n] = chains over d of x [rows][d] and weights [d][n], each begun with begin [n]. REQUIRES: n a multiple of 16.
 using TransformRowsFn = void(const float* x, int64_t rows, int32_t d, const float* weights,
                              int32_t n, const float* begin, float* y);
+// Fields of one `low` come one after the other, the narrow ones first.
 struct MassField {
-  int32_t word = 0, shift = 0, low = 0;
+  int32_t word = 0, shift = 0, low = 0, quad = 0;
+  // With the next field sums of two products of a byte and a coefficient might not fit into 16 bits any more, or that has
+  // another `low`. One of 8 bits alone does not fit, either.
+  bool ends_pairs = false;
   uint32_t mask = 0;  // of the four bytes, after the shift
   uint64_t matrix =
       0;  // takes the field out of a byte and to its place in the index (vgf2p8affineqb)
 };
+inline constexpr int32_t kMassPairMost = 32767;
 struct MassCall {
   const void* codes = nullptr;  // the layer's pool
   CodeLayout layout;

@@ -296,22 +296,30 @@ class PowerSum {
   __m256i bits_ = _mm256_setzero_si256();
 };
 
+// Takes dots of a tile's tokens of a query.
 struct DotsOut {
   float* dots;
-  void Store(int32_t query, int32_t at, __m256i sums) const {
-    _mm256_storeu_ps(dots + int64_t{query} * kMassStride + at, _mm256_cvtepi32_ps(sums));
+  void Store(int32_t query, int32_t at, const __m256i (&sums)[2]) const {
+    float* const to = dots + int64_t{query} * kMassStride + at;
+    for (int half = 0; half < 2; ++half) {
+      _mm256_storeu_ps(to + 8 * half, _mm256_cvtepi32_ps(sums[half]));
+    }
   }
 };
 struct StepsOut {
   const MassHead* heads;
   int16_t* steps;
-  void Store(int32_t query, int32_t at, __m256i sums) const {
-    const Vec::Reg integers = StepBits(heads[query], _mm256_cvtepi32_ps(sums));
-    const __m256i wide = _mm256_sub_epi32(_mm256_castps_si256(integers),
-                                          _mm256_castps_si256(Vec::Set1(kIntegerFloat)));
-    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(wide, wide), 0b1000);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(steps + int64_t{query} * kMassStride + at),
-                     _mm256_castsi256_si128(packed));
+  void Store(int32_t query, int32_t at, const __m256i (&sums)[2]) const {
+    const __m256i begin = _mm256_castps_si256(Vec::Set1(kIntegerFloat));
+    __m256i wide[2];
+    for (int half = 0; half < 2; ++half) {
+      const Vec::Reg integers = StepBits(heads[query], _mm256_cvtepi32_ps(sums[half]));
+      wide[half] = _mm256_sub_epi32(_mm256_castps_si256(integers), begin);
+    }
+    const __m256i packed =
+        _mm256_permute4x64_epi64(_mm256_packs_epi32(wide[0], wide[1]), 0b11011000);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(steps + int64_t{query} * kMassStride + at),
+                        packed);
   }
 };
 
@@ -328,44 +336,84 @@ inline void StoreFixed(int32_t* p, const Vec::Reg* of_queries) {
   _mm256_storeu_si256(to + 3, _mm256_unpackhi_epi64(ab_high, cd_high));
 }
 
-// Products of two bytes are added in 16 bits, which a field of 8 bits would overflow: its halves go one by one.
-inline __m256i FieldDots(__m256i bytes, int32_t coef, int32_t low) {
-  const __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi32(coef));
-  return _mm256_madd_epi16(pairs, _mm256_set1_epi16(static_cast<int16_t>(1 << low)));
+// A field of eight tokens.
+inline __attribute__((always_inline)) __m256i FieldBytes(const MassField& field,
+                                                         const uint32_t* tile, int half) {
+  const __m256i word =
+      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + field.word * kTile + 8 * half));
+  return _mm256_and_si256(_mm256_srl_epi32(word, _mm_cvtsi32_si128(field.shift)),
+                          _mm256_set1_epi32(static_cast<int>(field.mask)));
+}
+inline __m256i AddPairs(__m256i sum, __m256i pairs, int32_t low) {
+  const __m256i factor = _mm256_set1_epi16(static_cast<int16_t>(1 << low));
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, factor));
 }
 
+// Adds field `f`, of 8 bits, whose products do not fit: its halves go one by one.
+template <int kGroup>
+inline void AddWideField(const MassCall& call, const uint32_t* tile, const int32_t* coefs,
+                         int32_t f, __m256i (&sums)[kGroup][2]) {
+  const __m256i nibble = _mm256_set1_epi32(0x0f0f0f0f);
+  for (int half = 0; half < 2; ++half) {
+    const __m256i bytes = FieldBytes(call.fields[f], tile, half);
+    const __m256i lower = _mm256_and_si256(bytes, nibble);
+    const __m256i upper = _mm256_and_si256(_mm256_srli_epi32(bytes, 4), nibble);
+    for (int g = 0; g < kGroup; ++g) {
+      const __m256i coef = _mm256_set1_epi32(coefs[int64_t{g} * call.num_fields + f]);
+      sums[g][half] = AddPairs(sums[g][half], _mm256_maddubs_epi16(lower, coef), 0);
+      sums[g][half] = AddPairs(sums[g][half], _mm256_maddubs_epi16(upper, coef), 4);
+    }
+  }
+}
+
+// Adds the fields from `f` to the first that ends pairs; returns the one behind it. (Not inlined, or GCC keeps sums in registers
+// and pairs in memory.)
+template <int kGroup>
+__attribute__((noinline)) int32_t AddFields(const MassCall& call, const uint32_t* tile,
+                                            const int32_t* coefs, int32_t f,
+                                            __m256i (&sums)[kGroup][2]) {
+  const int32_t low = call.fields[f].low;
+  __m256i pairs[kGroup][2];
+#pragma GCC unroll 4
+  for (auto& of_query : pairs) of_query[0] = of_query[1] = _mm256_setzero_si256();
+  bool ends = false;
+  for (; !ends; ++f) {
+    const MassField& field = call.fields[f];
+    ends = field.ends_pairs;
+    const __m256i first = FieldBytes(field, tile, 0), last = FieldBytes(field, tile, 1);
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroup; ++g) {
+      const __m256i coef = _mm256_set1_epi32(coefs[int64_t{g} * call.num_fields + f]);
+      pairs[g][0] = _mm256_add_epi16(pairs[g][0], _mm256_maddubs_epi16(first, coef));
+      pairs[g][1] = _mm256_add_epi16(pairs[g][1], _mm256_maddubs_epi16(last, coef));
+    }
+  }
+#pragma GCC unroll 4
+  for (int g = 0; g < kGroup; ++g) {
+    for (int half = 0; half < 2; ++half) {
+      sums[g][half] = AddPairs(sums[g][half], pairs[g][half], low);
+    }
+  }
+  return f;
+}
+
+// Multiplications are what dots wait for: one instruction has the products of 8 tokens' bytes, two of which it adds up in 16 bits.
+// Those of fields whose lowest bit is the same are added up there, too, as long as they fit, before another
+// multiplication makes 32 bits of them.
 template <int kGroup, typename Out>
 inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t first_query, int32_t at,
                         const Out& out) {
-  const int32_t* coef = call.coefs + int64_t{first_query} * call.num_fields;
-  for (int half = 0; half < 2; ++half) {
-    __m256i acc[kGroup];
-    for (int g = 0; g < kGroup; ++g) acc[g] = _mm256_setzero_si256();
-    for (int32_t f = 0; f < call.num_fields; ++f) {
-      const MassField& field = call.fields[f];
-      const __m256i word = _mm256_loadu_si256(
-          reinterpret_cast<const __m256i*>(tile + field.word * kTile + 8 * half));
-      const __m256i low_bytes = _mm256_srl_epi32(word, _mm_cvtsi32_si128(field.shift));
-      if (field.mask == 0xffffffffu) {
-        const __m256i nibble = _mm256_set1_epi32(0x0f0f0f0f);
-        const __m256i lower = _mm256_and_si256(low_bytes, nibble);
-        const __m256i upper = _mm256_and_si256(_mm256_srli_epi32(low_bytes, 4), nibble);
-        for (int g = 0; g < kGroup; ++g) {
-          const int32_t c = coef[int64_t{g} * call.num_fields + f];
-          acc[g] = _mm256_add_epi32(acc[g], FieldDots(lower, c, 0));
-          acc[g] = _mm256_add_epi32(acc[g], FieldDots(upper, c, 4));
-        }
-        continue;
-      }
-      const __m256i bytes =
-          _mm256_and_si256(low_bytes, _mm256_set1_epi32(static_cast<int>(field.mask)));
-      for (int g = 0; g < kGroup; ++g) {
-        acc[g] = _mm256_add_epi32(
-            acc[g], FieldDots(bytes, coef[int64_t{g} * call.num_fields + f], field.low));
-      }
+  __m256i sums[kGroup][2];
+  for (auto& of_query : sums) of_query[0] = of_query[1] = _mm256_setzero_si256();
+  const int32_t* const coefs = call.coefs + int64_t{first_query} * call.num_fields;
+  for (int32_t f = 0; f < call.num_fields;) {
+    if (call.fields[f].mask == 0xffffffffu) {
+      AddWideField(call, tile, coefs, f++, sums);
+    } else {
+      f = AddFields(call, tile, coefs, f, sums);
     }
-    for (int g = 0; g < kGroup; ++g) out.Store(first_query + g, at + 8 * half, acc[g]);
   }
+  for (int g = 0; g < kGroup; ++g) out.Store(first_query + g, at, sums[g]);
 }
 
 inline void TakeTileCells(const uint32_t* tile, const uint8_t* cell_bits, int32_t num_bits,

@@ -46,6 +46,26 @@ uint64_t FieldMatrix(const CodeField& field) {
   return matrix;
 }
 
+std::vector<MassField> MassFields(std::vector<CodeField> fields) {
+  std::stable_sort(fields.begin(), fields.end(), [](const CodeField& a, const CodeField& b) {
+    return a.low != b.low ? a.low < b.low : a.width < b.width;
+  });
+  std::vector<MassField> made;
+  int32_t most = 0;  // that a pair's sum can be
+  for (const CodeField& field : fields) {
+    const int32_t largest = (1 << field.width) - 1, of_field = 2 * 127 * largest;
+    if (!made.empty() && (made.back().low != field.low || most + of_field > kMassPairMost)) {
+      made.back().ends_pairs = true;
+      most = 0;
+    }
+    most += of_field;
+    made.push_back({field.word, field.shift, field.low, field.quad, false,
+                    static_cast<uint32_t>(largest) * 0x01010101u, FieldMatrix(field)});
+  }
+  made.back().ends_pairs = true;
+  return made;
+}
+
 // Rounds |x| < 2^21 to the nearest integer, of two the even one: behind the sum's last bit nothing is left.
 float RoundToNearest(float x) { return x + 0x1.8p23f - 0x1.8p23f; }
 
@@ -90,10 +110,7 @@ class CpuTransformCode final : public PackedTransformCode {
       for (int32_t i = 0; i < head.n; ++i) {
         head.most.push_back(static_cast<float>((1 << from.widths[i / 4]) - 1));
       }
-      for (const CodeField& field : from.fields) {
-        head.fields.push_back({field.word, field.shift, field.low,
-                               ((1u << field.width) - 1) * 0x01010101u, FieldMatrix(field)});
-      }
+      head.fields = MassFields(from.fields);
       size_bytes_ += (head.key_weight.size() + head.query_weight.size()) * sizeof(float);
       heads_.push_back(std::move(head));
     }
@@ -227,8 +244,7 @@ void PrepareUnit(const CpuOps& ops, const CpuTransformCode& transform, int32_t k
     unit.heads[g].origin = origin;
     unit.lines[g] = {a, b, offset};
     for (int32_t f = 0; f < num_fields; ++f) {
-      std::memcpy(&unit.coefs[size_t{1} * g * num_fields + f], &coef[4 * weights.fields[f].quad],
-                  4);
+      std::memcpy(&unit.coefs[size_t{1} * g * num_fields + f], &coef[4 * head.fields[f].quad], 4);
     }
     for (int32_t row = 0; row < head.delta_rows; ++row) {
       const float along = of_query[head.n + 1 + row];

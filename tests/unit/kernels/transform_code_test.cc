@@ -942,6 +942,52 @@ TEST_P(TransformCodeBackendTest, SelectsLikeTheReferenceWhereMassesAreManyAndWhe
   }
 }
 
+// Indexes and coefficients at their largest, where sums of products in 16 bits would be too much.
+TEST_P(TransformCodeBackendTest, SelectsLikeTheReferenceWhereAllProductsAreTheLargest) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 20; ++round) {
+    Scene scene(random, 64, 1, 4, static_cast<int32_t>(64 * random.Int(1, 4)), {300});
+    TransformCodeHead& head = scene.weights.heads[0];
+    const int32_t n = 4 * head.quads;
+    std::fill(head.key_weight.begin(), head.key_weight.end(), 0.0f);
+    std::fill(head.query_weight.begin(), head.query_weight.end(), 0.0f);
+    std::fill(head.mean.begin(), head.mean.end(), 0.0f);
+    for (int32_t i = 0; i < n; ++i) {
+      // An index is 0 or the largest, as the sign of one of three channels of the key says.
+      head.key_weight[random.Int(0, 2) * n + i] = 1e6f;
+      head.query_weight[i] = 1;
+      head.query_weight[n + i] = random.Int(0, 1) == 0 ? -1.0f : 1.0f;
+    }
+    EncodeTransformKeysRef(scene.spans, scene.kv.pool(), scene.kv.layout(), scene.weights,
+                           scene.codes.data(), scene.layout);
+    Matrix q(1, 4 * 64);
+    q.row(0)[0] = 0.01f;
+    q.row(0)[64] = -0.01f;
+    q.row(0)[128 + 1] = 0.01f;
+    q.row(0)[192 + 1] = 0.02f;
+    const RetrievalQuery query = scene.kv.Query(0, 0, 299, 16, 32, 40);
+    const std::vector<float> anchors = {0, 1, 0, 1};
+    OwnedSelection chosen(1, 1, 40), expected(1, 1, 40);
+    OwnedScales scales(1, 4), expected_scales(1, 4);
+    SelectByMassRef(q.tensor(), {&query, 1}, anchors.data(), scene.weights, kScale,
+                    scene.codes.data(), scene.layout, expected.view(), nullptr,
+                    &expected_scales.view);
+    const auto packed = backend->PackTransformCode(scene.weights);
+    backend->SelectByMass({.q = q.tensor(),
+                           .queries = {&query, 1},
+                           .anchor_masses = anchors.data(),
+                           .transform = *packed,
+                           .codes = scene.codes.data(),
+                           .code_layout = scene.layout,
+                           .scale = kScale,
+                           .chosen = chosen.view(),
+                           .scales = &scales.view});
+    EXPECT_TRUE(chosen == expected);
+    EXPECT_EQ(scales.references, expected_scales.references);
+    EXPECT_EQ(scales.inverses, expected_scales.inverses);
+  }
+}
+
 // Whole tiles by four and one by one, blocks of any size, and threads that take whole units or parts of them.
 TEST_P(TransformCodeBackendTest, SelectsLikeTheReferenceWhereverMidBeginsAndEnds) {
   SCOPED_TRACE(Seed());
