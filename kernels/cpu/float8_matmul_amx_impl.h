@@ -67,12 +67,12 @@ struct Float8ChainsKernel {
 #pragma GCC unroll 16
           for (int i = 0; i < kRegs; ++i) {
             const std::byte* const weights = step + i / kRegsPerPanel * panel_bytes;
-            w[i] = Float8Panels::LoadWeights(weights, i % kRegsPerPanel);
+            w[i] = Float8Panels::LoadWeights(weights, i % kRegsPerPanel, 0);
             if (kRows == 1 && s % 2 == 0) __builtin_prefetch(weights + kFloat8AheadBytes);
           }
 #pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r) {
-            const auto x = Float8Panels::LoadInput(inputs[r] + input);
+            const auto x = Float8Panels::LoadInput(inputs[r] + input, 0);
 #pragma GCC unroll 16
             for (int i = 0; i < kRegs; ++i) {
               even[r][i] = Vec::MulAdd(x.first, w[i].first, even[r][i]);
@@ -196,7 +196,7 @@ class TiledFloat8Matmul {
 #else
       for (int i = 0; i < kRegsPerPanel; ++i) {
         float first[Vec::kLanes], second[Vec::kLanes];
-        const Float8Panels::Weights weights = Float8Panels::LoadWeights(from, i);
+        const Float8Panels::Weights weights = Float8Panels::LoadWeights(from, i, 0);
         Vec::Store(first, weights.first);
         Vec::Store(second, weights.second);
         for (int l = 0; l < Vec::kLanes; ++l) {

@@ -9,7 +9,7 @@ namespace {
 
 template <typename Panels>
 struct PlainKernel {
-  static constexpr int kMostRows = kTileRows, kMostPanels = kTilePanels,
+  static constexpr int kMostRows = Panels::kMostRows, kMostPanels = kTilePanels,
                        kOneRowPanels = kernels::kOneRowPanels;
 
   template <int kRows, int kPanels>

@@ -20,7 +20,7 @@ alignas(16) inline constexpr uint8_t kBiasedE2M1[16] = {12, 13, 14, 15, 16, 18, 
 // Lanes of 32 bits, one for each output of a register.
 //   LookUp(places)   bytes of kBiasedE2M1
 //   StoreLess        bytes less `taken`, as register i of a step; of the instruction sets that matrix tiles go with
-//   Dot(sum, w, x)   sum + Σ over four bytes of (w - kTaken) · x, where w is unsigned and x signed
+//   Dot(sum, w, x)   sum + Σ over four bytes of w · x, where w is unsigned and has kBits and x is signed; of 8 bits w - kTaken
 //   FlipSigns(x)     signed bytes plus 128 as unsigned ones
 #if defined(__AVX512VNNI__)
 struct Ints {
@@ -131,6 +131,35 @@ struct Ints {
 };
 #endif
 
+// A register of sums of products of a group. TakePairs: before the sum is read, and where a table makes integers of 4 bits larger
+// also behind half a group.
+template <int kBits>
+struct GroupSum {
+  Ints::Reg sum;
+  void Begin(Ints::Reg first) { sum = first; }
+  void Add(Ints::Reg w, Ints::Reg x) { sum = Ints::Dot<kBits>(sum, w, x); }
+  void TakePairs() {}
+};
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+// Products of 4 bits are added up in 16 bits before another multiplication makes 32 of them: those of 32 integers are at most
+// 8 * 2 * 15 * 127, those of 16 from a table 4 * 2 * 24 * 127.
+template <>
+struct GroupSum<4> {
+  Ints::Reg sum, pairs;
+  void Begin(Ints::Reg first) {
+    sum = first;
+    pairs = Ints::Zero();
+  }
+  void Add(Ints::Reg w, Ints::Reg x) {
+    pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w, x));
+  }
+  void TakePairs() {
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    pairs = Ints::Zero();
+  }
+};
+#endif
+
 // A type's groups, as far as the inner loops ask.
 template <int kBitsOf, int kGroupOf, bool kCodesOf, bool kOffsetOf, bool kBiasOf = !kOffsetOf,
           bool kTableOf = false>
@@ -141,6 +170,8 @@ struct Kind {
   static constexpr bool kOffset = kOffsetOf;
   static constexpr bool kBias = kBiasOf;  // else it is 0
   static constexpr bool kTable = kTableOf;
+  // Bits that integers have at most: of the types with codes those in bytes have 5 or 6.
+  static constexpr int kMostBits = kBitsOf == 8 && kCodesOf ? 6 : kBitsOf;
   static constexpr int64_t kIntegerBytes = kGroup * kPanelOutputs * kBits / 8;
 };
 

@@ -32,9 +32,10 @@ inline void AddGroup(const Row* rows, int64_t at, int32_t bias, const std::byte*
                      [[maybe_unused]] int64_t ahead_bytes,
                      Vec::Reg (&sums)[kRows][kPanels * kRegsPerPanel]) {
   // Integers begin at what is taken from them.
-  constexpr bool kTakes = K::kBias || (K::kBits == 8 && Ints::kTaken != 0);
-  const int32_t taken = bias - (K::kBits == 8 ? Ints::kTaken : 0);
-  Ints::Reg products[kRows][kPanels * kRegsPerPanel];
+  constexpr bool kTakes = K::kBias || (K::kMostBits == 8 && Ints::kTaken != 0);
+  const int32_t taken = bias - (K::kMostBits == 8 ? Ints::kTaken : 0);
+  using Sum = GroupSum<K::kMostBits>;
+  Sum products[kRows][kPanels * kRegsPerPanel];
   for (int r = 0; r < kRows; ++r) {
     Ints::Reg first = Ints::Zero();
     if constexpr (kTakes) {
@@ -42,10 +43,10 @@ inline void AddGroup(const Row* rows, int64_t at, int32_t bias, const std::byte*
       if constexpr (K::kGroup == 32) sum += rows[r].sums[at / 16 + 1];
       first = Ints::Set1(-taken * sum);
     }
-    for (Ints::Reg& product : products[r]) product = first;
+    for (Sum& product : products[r]) product.Begin(first);
   }
-  constexpr int kStepInputs = K::kBits == 4 ? 8 : 4;
-  for (int step = 0; step < K::kGroup / kStepInputs; ++step) {
+  constexpr int kStepInputs = K::kBits == 4 ? 8 : 4, kSteps = K::kGroup / kStepInputs;
+  for (int step = 0; step < kSteps; ++step) {
     Ints::Reg low[kPanels * kRegsPerPanel];
     [[maybe_unused]] Ints::Reg high[kPanels * kRegsPerPanel];
     for (int i = 0; i < kPanels * kRegsPerPanel; ++i) {
@@ -70,14 +71,19 @@ inline void AddGroup(const Row* rows, int64_t at, int32_t bias, const std::byte*
       const std::byte* inputs = rows[r].integers + at + step * kStepInputs;
       const Ints::Reg first = FourInputs(inputs);
       for (int i = 0; i < kPanels * kRegsPerPanel; ++i) {
-        products[r][i] = Ints::Dot<K::kBits>(products[r][i], low[i], first);
+        products[r][i].Add(low[i], first);
       }
       if constexpr (K::kBits == 4) {
         const Ints::Reg second = FourInputs(inputs + 4);
         for (int i = 0; i < kPanels * kRegsPerPanel; ++i) {
-          products[r][i] = Ints::Dot<4>(products[r][i], high[i], second);
+          products[r][i].Add(high[i], second);
         }
       }
+    }
+    // A table's integers are larger.
+    if (step + 1 < kSteps && !(K::kTable && 2 * (step + 1) == kSteps)) continue;
+    for (auto& of_row : products) {
+      for (Sum& product : of_row) product.TakePairs();
     }
   }
   for (int i = 0; i < kPanels * kRegsPerPanel; ++i) {
@@ -92,7 +98,7 @@ inline void AddGroup(const Row* rows, int64_t at, int32_t bias, const std::byte*
     for (int r = 0; r < kRows; ++r) {
       Vec::Reg& to = sums[r][i];
       const Vec::Reg t = Vec::Set1(rows[r].scales[at / 32]);
-      to = Vec::MulAdd(Ints::ToFloat(products[r][i]), Vec::Mul(scale, t), to);
+      to = Vec::MulAdd(Ints::ToFloat(products[r][i].sum), Vec::Mul(scale, t), to);
       if constexpr (K::kOffset) {
         to = Vec::MulAdd(offset, Vec::Set1(rows[r].scaled_sums[at / 32]), to);
       }

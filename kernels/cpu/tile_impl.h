@@ -9,8 +9,10 @@
 //   kAheadBytes   how far ahead a single row's weights are asked for with AVX-512; 0: not at all
 //   Row           element of a prepared row
 //   kRowPerStep   values of a prepared row in one step
-//   Weights       one register's worth of outputs of one step; LoadWeights(step, i) reads the i-th
-//   Input         one row's values of one step, in every lane
+//   kMostRows     of a product's tile, at most kTileRows
+//   kParts        in how many parts a step is multiplied: one part's weights are in registers at a time
+//   Weights       one register's worth of outputs of a part of a step; LoadWeights(step, i, part) reads the i-th
+//   Input         one row's values of a part of a step, in every lane; LoadInput(row, part)
 #ifndef WINNOW_KERNELS_CPU_TILE_IMPL_H_
 #define WINNOW_KERNELS_CPU_TILE_IMPL_H_
 
@@ -28,80 +30,6 @@ constexpr int kRegsPerPanel = static_cast<int>(kPanelOutputs) / Vec::kLanes;
 // Float16 is not asked for: the processor brings more by itself (Zen 4).
 constexpr size_t kOneRowAheadBytes = 1024;
 
-struct F32Panels {
-  static constexpr DType kDType = DType::kF32;
-  static constexpr size_t kStepBytes = PanelStepBytes(kDType);
-  static constexpr size_t kAheadBytes = kOneRowAheadBytes;
-  using Row = float;
-  static constexpr int kRowPerStep = 1;
-  using Weights = Vec::Reg;
-  using Input = Vec::Reg;
-  static Weights LoadWeights(const std::byte* step, int i) {
-    return Vec::Load(reinterpret_cast<const float*>(step) + i * Vec::kLanes);
-  }
-  static Input LoadInput(const Row* row) { return Vec::Set1(*row); }
-  static Vec::Reg MulAdd(Input x, Weights w, Vec::Reg sum) { return Vec::MulAdd(x, w, sum); }
-};
-
-struct F16Panels : F32Panels {
-  static constexpr DType kDType = DType::kF16;
-  static constexpr size_t kStepBytes = PanelStepBytes(kDType);
-  static constexpr size_t kAheadBytes = 0;
-  static Weights LoadWeights(const std::byte* step, int i) {
-    return Vec::LoadF16(reinterpret_cast<const uint16_t*>(step) + i * Vec::kLanes);
-  }
-};
-
-#if defined(__AVX512BF16__)
-struct BF16Panels {
-  static constexpr DType kDType = DType::kBF16;
-  static constexpr size_t kStepBytes = PanelStepBytes(kDType);
-  static constexpr size_t kAheadBytes = kOneRowAheadBytes;
-  using Row = uint32_t;  // two bf16
-  static constexpr int kRowPerStep = 1;
-  using Weights = __m512bh;
-  using Input = __m512bh;
-  static Weights LoadWeights(const std::byte* step, int) {
-    return (__m512bh)_mm512_loadu_si512(step);
-  }
-  static Input LoadInput(const Row* row) {
-    return (__m512bh)_mm512_set1_epi32(static_cast<int>(*row));
-  }
-  static Vec::Reg MulAdd(Input x, Weights w, Vec::Reg sum) { return _mm512_dpbf16_ps(sum, x, w); }
-};
-#else
-// Without a bf16 dot product: rows are float32 values that bf16 can hold, pairs of weights are
-// taken apart by a shift and a mask.
-struct BF16Panels {
-  static constexpr DType kDType = DType::kBF16;
-  static constexpr size_t kStepBytes = PanelStepBytes(kDType);
-  static constexpr size_t kAheadBytes = kOneRowAheadBytes;
-  using Row = float;
-  static constexpr int kRowPerStep = 2;
-  struct Weights {
-    Vec::Reg first, second;
-  };
-  struct Input {
-    Vec::Reg first, second;
-  };
-  static Weights LoadWeights(const std::byte* step, int i) {
-#if defined(__AVX2__)
-    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(step) + i);
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)),
-            _mm256_castsi256_ps(
-                _mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
-#else
-    const uint16_t* pair = reinterpret_cast<const uint16_t*>(step) + 2 * i;
-    return {ToFloat(BF16{pair[0]}), ToFloat(BF16{pair[1]})};
-#endif
-  }
-  static Input LoadInput(const Row* row) { return {Vec::Set1(row[0]), Vec::Set1(row[1])}; }
-  static Vec::Reg MulAdd(Input x, Weights w, Vec::Reg sum) {
-    return Vec::MulAdd(x.second, w.second, Vec::MulAdd(x.first, w.first, sum));
-  }
-};
-#endif
-
 // The largest tile whose sums stay in registers: 24 of 32 for AVX-512, 12 of 16 for AVX2.
 #if defined(__AVX512F__)
 // One row: streams of memory are what counts. Of 501 MiB of weights, GB/s of one thread: 8 panels
@@ -113,6 +41,75 @@ constexpr int kTileRows = 6, kTilePanels = 4, kOneRowPanels = 4;
 constexpr int kTileRows = 6, kTilePanels = 1, kOneRowPanels = 4;
 #else
 constexpr int kTileRows = 4, kTilePanels = 1, kOneRowPanels = 1;
+#endif
+
+struct F32Panels {
+  static constexpr DType kDType = DType::kF32;
+  static constexpr size_t kStepBytes = PanelStepBytes(kDType);
+  static constexpr size_t kAheadBytes = kOneRowAheadBytes;
+  using Row = float;
+  static constexpr int kMostRows = kTileRows, kRowPerStep = 1, kParts = 1;
+  using Weights = Vec::Reg;
+  using Input = Vec::Reg;
+  static Weights LoadWeights(const std::byte* step, int i, int /*part*/) {
+    return Vec::Load(reinterpret_cast<const float*>(step) + i * Vec::kLanes);
+  }
+  static Input LoadInput(const Row* row, int /*part*/) { return Vec::Set1(*row); }
+  static Vec::Reg MulAdd(Input x, Weights w, Vec::Reg sum) { return Vec::MulAdd(x, w, sum); }
+};
+
+struct F16Panels : F32Panels {
+  static constexpr DType kDType = DType::kF16;
+  static constexpr size_t kStepBytes = PanelStepBytes(kDType);
+  static constexpr size_t kAheadBytes = 0;
+  static Weights LoadWeights(const std::byte* step, int i, int /*part*/) {
+    return Vec::LoadF16(reinterpret_cast<const uint16_t*>(step) + i * Vec::kLanes);
+  }
+};
+
+#if defined(__AVX512BF16__)
+struct BF16Panels {
+  static constexpr DType kDType = DType::kBF16;
+  static constexpr size_t kStepBytes = PanelStepBytes(kDType);
+  static constexpr size_t kAheadBytes = kOneRowAheadBytes;
+  using Row = uint32_t;  // two bf16
+  static constexpr int kMostRows = kTileRows, kRowPerStep = 1, kParts = 1;
+  using Weights = __m512bh;
+  using Input = __m512bh;
+  static Weights LoadWeights(const std::byte* step, int, int /*part*/) {
+    return (__m512bh)_mm512_loadu_si512(step);
+  }
+  static Input LoadInput(const Row* row, int /*part*/) {
+    return (__m512bh)_mm512_set1_epi32(static_cast<int>(*row));
+  }
+  static Vec::Reg MulAdd(Input x, Weights w, Vec::Reg sum) { return _mm512_dpbf16_ps(sum, x, w); }
+};
+#else
+// Without a bf16 dot product: rows are float32 values that bf16 can hold, pairs of weights are
+// taken apart by a shift and a mask, one after the other. With AVX2 both of them and a tile's sums would not fit 16 registers, and
+// six rows do not, either: 30.5 GFLOP/s of a Zen 1's 40 where both are taken at once, 32.0 one by one, 36.2 so of four rows.
+struct BF16Panels {
+  static constexpr DType kDType = DType::kBF16;
+  static constexpr size_t kStepBytes = PanelStepBytes(kDType);
+  static constexpr size_t kAheadBytes = kOneRowAheadBytes;
+  using Row = float;
+  static constexpr int kMostRows = 4, kRowPerStep = 2, kParts = 2;
+  using Weights = Vec::Reg;
+  using Input = Vec::Reg;
+  static Weights LoadWeights(const std::byte* step, int i, int part) {
+#if defined(__AVX2__)
+    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(step) + i);
+    return _mm256_castsi256_ps(
+        part == 0 ? _mm256_slli_epi32(pairs, 16)
+                  : _mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+#else
+    const uint16_t* pair = reinterpret_cast<const uint16_t*>(step) + 2 * i;
+    return ToFloat(BF16{pair[part]});
+#endif
+  }
+  static Input LoadInput(const Row* row, int part) { return Vec::Set1(row[part]); }
+  static Vec::Reg MulAdd(Input x, Weights w, Vec::Reg sum) { return Vec::MulAdd(x, w, sum); }
+};
 #endif
 
 template <int kRows, int kPanels>
@@ -144,26 +141,26 @@ inline __attribute__((always_inline)) void AccumulateTile(const typename Panels:
     for (int i = 0; i < kRegs; ++i) sum[r][i] = sums.reg[r][i];
   }
   for (int64_t s = 0; s < steps; ++s) {
-    typename Panels::Weights w[kRegs];
+#pragma GCC unroll 2
+    for (int part = 0; part < Panels::kParts; ++part) {
+      typename Panels::Weights w[kRegs];
 #pragma GCC unroll 16
-    for (int i = 0; i < kRegs; ++i) {
-      w[i] = Panels::LoadWeights(panels + (i / kRegsPerPanel) * panel_bytes + s * kStepBytes,
-                                 i % kRegsPerPanel);
+      for (int i = 0; i < kRegs; ++i) {
+        const std::byte* const step = panels + (i / kRegsPerPanel) * panel_bytes + s * kStepBytes;
+        w[i] = Panels::LoadWeights(step, i % kRegsPerPanel, part);
 #if defined(__AVX512F__)
-      if constexpr (kRows == 1 && Panels::kAheadBytes > 0) {
-        if (s % kLineSteps == 0) {
-          __builtin_prefetch(panels + (i / kRegsPerPanel) * panel_bytes + s * kStepBytes +
-                             Panels::kAheadBytes);
+        if constexpr (kRows == 1 && Panels::kAheadBytes > 0) {
+          if (s % kLineSteps == 0) __builtin_prefetch(step + Panels::kAheadBytes);
         }
-      }
 #endif
-    }
+      }
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const typename Panels::Input x =
-          Panels::LoadInput(rows + r * row_stride + s * Panels::kRowPerStep);
+      for (int r = 0; r < kRows; ++r) {
+        const typename Panels::Input x =
+            Panels::LoadInput(rows + r * row_stride + s * Panels::kRowPerStep, part);
 #pragma GCC unroll 16
-      for (int i = 0; i < kRegs; ++i) sum[r][i] = Panels::MulAdd(x, w[i], sum[r][i]);
+        for (int i = 0; i < kRegs; ++i) sum[r][i] = Panels::MulAdd(x, w[i], sum[r][i]);
+      }
     }
   }
 #pragma GCC unroll 8

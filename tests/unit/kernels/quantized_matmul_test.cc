@@ -52,6 +52,27 @@ TEST_P(QuantizedMatmulTest, EqualsTheReferenceForEveryTypeAndOddShapes) {
   }
 }
 
+// Integers at their largest on both sides, where sums of products in 16 bits would be too much.
+TEST_P(QuantizedMatmulTest, TheLargestIntegersHaveRoom) {
+  SCOPED_TRACE(Seed());
+  const auto backend = Make(1);
+  for (const WeightType type : kIntegerBlocks) {
+    for (const int fill : {0xff, 0x77, 0}) {  // 0x77 is the largest of 4-bit floats
+      SCOPED_TRACE(testing::Message() << WeightTypeName(type) << ", " << fill);
+      constexpr int64_t kIn = 256, kOut = 20, kRows = 7;
+      const BlockMatrix a(random_, kOut, kIn, type, static_cast<uint8_t>(fill));
+      Matrix x(kRows, kIn), y(kRows, kOut), expected(kRows, kOut);
+      for (int64_t i = 0; i < kRows; ++i) {
+        std::fill_n(x.row(i), kIn, i % 2 == 0 ? 1.0f : -0.5f);
+      }
+      const auto w = backend->PackStored({{a.stored()}}, DType::kBF16);
+      backend->Matmul(x.tensor(), *w, y.tensor(), {});
+      QuantizedMatmulRef(x.tensor(), {{a.stored()}}, expected.tensor(), {});
+      ExpectNear(y, expected, 1e-3, 1e-5);
+    }
+  }
+}
+
 TEST_P(QuantizedMatmulTest, PartsOfDifferentTypesAreEachTheirOwn) {
   SCOPED_TRACE(Seed());
   const auto backend = Make(2);

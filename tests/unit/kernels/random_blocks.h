@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,12 +30,14 @@ inline constexpr std::span<const WeightType> kFloatBlocks = std::span(kBlockType
 // Random blocks, at odd addresses, whose scales are those of weights; or bfloat16 values.
 class BlockMatrix {
  public:
-  BlockMatrix(Random& random, int64_t rows, int64_t cols, WeightType type)
+  // `fill`: of every byte but a block's scales, in place of random ones.
+  BlockMatrix(Random& random, int64_t rows, int64_t cols, WeightType type,
+              std::optional<uint8_t> fill = {})
       : type_(type), cols_(cols), row_bytes_(WeightRowBytes(type, cols)) {
     bytes_.resize(1 + rows * row_bytes_);
     for (std::byte& byte : bytes_) {
       do {
-        byte = static_cast<std::byte>(random.Int(0, 255));
+        byte = static_cast<std::byte>(fill ? *fill : random.Int(0, 255));
       } while (IsFloat8(type) && (byte & std::byte{0x7f}) == std::byte{0x7f});  // NaN
     }
     if (PlainType(type)) {
