@@ -245,7 +245,8 @@ struct Worker {
   void RunDirect(int32_t row, int32_t last_row, int32_t start, int32_t tokens, const UnitRows& keys,
                  const UnitRows& values, Prefetcher& ahead) const {
     if (last_row - row == kRows) {
-      DirectScores<kUnitType, kRows>(Query(row), query_stride, keys, tokens, d, scratch.scores, ahead);
+      DirectScores<kUnitType, kRows>(Query(row), query_stride, keys, tokens, d, scratch.scores,
+                                     ahead);
       Weigh<kRows>(row, start, tokens);
       DirectValues<kUnitType, kRows>(static_cast<const Row*>(scratch.weights), kWeightStride,
                                      scratch.rescale, values, tokens, d, Output(row), ahead);
