@@ -52,9 +52,9 @@ struct Int8Kernel {
   // Adds group g, whose weights are at `group`, to the sums of kRows rows and kPanels panels.
   template <int kRows, int kPanels>
   static void AddGroup(const Int8Row* rows, int64_t g, const std::byte* group, int64_t panel_bytes,
-                       [[maybe_unused]] int64_t ahead_bytes,
-                       Vec::Reg (&sums)[kRows][kPanels * kRegsPerPanel]) {
+                       int64_t ahead_bytes, Vec::Reg (&sums)[kRows][kPanels * kRegsPerPanel]) {
     constexpr int kRegs = kPanels * kRegsPerPanel;
+    [[maybe_unused]] const int64_t ahead = AheadBytes(ahead_bytes);
     Ints::Reg products[kRows][kRegs];
     for (int r = 0; r < kRows; ++r) {
       for (Ints::Reg& product : products[r]) {
@@ -67,7 +67,7 @@ struct Int8Kernel {
         const std::byte* const at = group + i / kRegsPerPanel * panel_bytes + step * kInt8StepBytes;
         w[i] = Ints::FlipSigns(Ints::Load(at, i % kRegsPerPanel));
         if constexpr (kRows == 1) {
-          if (ahead_bytes > 0) __builtin_prefetch(at + ahead_bytes);
+          if (ahead > 0) __builtin_prefetch(at + ahead);
         }
       }
       for (int r = 0; r < kRows; ++r) {
@@ -81,7 +81,7 @@ struct Int8Kernel {
     for (int i = 0; i < kRegs; ++i) {
       const std::byte* const scales = group + i / kRegsPerPanel * panel_bytes + kInt8ScalesAt;
       if constexpr (kRows == 1) {
-        if (ahead_bytes > 0) __builtin_prefetch(scales + ahead_bytes);
+        if (ahead > 0) __builtin_prefetch(scales + ahead);
       }
       const Vec::Reg scale =
           Vec::Load(reinterpret_cast<const float*>(scales) + i % kRegsPerPanel * Vec::kLanes);

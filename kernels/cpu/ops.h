@@ -240,7 +240,7 @@ using TransformRowsFn = void(const float* x, int64_t rows, int32_t d, const floa
 // Fields of one `low` come one after the other, the narrow ones first.
 struct MassField {
   int32_t word = 0, shift = 0, low = 0, quad = 0;
-  // With the next field sums of two products of a byte and a coefficient might not fit into 16 bits any more, or that has
+  // Sums of two products of a byte and a coefficient of each field might not fit into 16 bits with the next one, or that has
   // another `low`. One of 8 bits alone does not fit, either.
   bool ends_pairs = false;
   uint32_t mask = 0;  // of the four bytes, after the shift

@@ -28,9 +28,9 @@ inline Ints::Reg FourInputs(const std::byte* at) {
 // Adds a group to the sums of kRows rows and kPanels panels. `at`: the group's first input. ahead_bytes: the call's.
 template <typename K, int kRows, int kPanels>
 inline void AddGroup(const Row* rows, int64_t at, int32_t bias, const std::byte* head,
-                     const std::byte* group, int64_t panel_bytes,
-                     [[maybe_unused]] int64_t ahead_bytes,
+                     const std::byte* group, int64_t panel_bytes, int64_t ahead_bytes,
                      Vec::Reg (&sums)[kRows][kPanels * kRegsPerPanel]) {
+  [[maybe_unused]] const int64_t ahead = AheadBytes(ahead_bytes);
   // Integers begin at what is taken from them.
   constexpr bool kTakes = K::kBias || (K::kMostBits == 8 && Ints::kTaken != 0);
   const int32_t taken = bias - (K::kMostBits == 8 ? Ints::kTaken : 0);
@@ -53,9 +53,8 @@ inline void AddGroup(const Row* rows, int64_t at, int32_t bias, const std::byte*
       low[i] = Ints::Load(group + i / kRegsPerPanel * panel_bytes + step * kStepBytes,
                           i % kRegsPerPanel);
       if constexpr (kRows == 1) {
-        if (ahead_bytes > 0) {
-          __builtin_prefetch(group + i / kRegsPerPanel * panel_bytes + step * kStepBytes +
-                             ahead_bytes);
+        if (ahead > 0) {
+          __builtin_prefetch(group + i / kRegsPerPanel * panel_bytes + step * kStepBytes + ahead);
         }
       }
       if constexpr (K::kBits == 4) {
@@ -89,7 +88,7 @@ inline void AddGroup(const Row* rows, int64_t at, int32_t bias, const std::byte*
   for (int i = 0; i < kPanels * kRegsPerPanel; ++i) {
     const int64_t panel = i / kRegsPerPanel * panel_bytes;
     if constexpr (kRows == 1) {
-      if (ahead_bytes > 0) __builtin_prefetch(group + panel + K::kIntegerBytes + ahead_bytes);
+      if (ahead > 0) __builtin_prefetch(group + panel + K::kIntegerBytes + ahead);
     }
     const Vec::Reg scale = GroupFactor<K>(head + panel, group + panel, 0, i % kRegsPerPanel);
     [[maybe_unused]] Vec::Reg offset;

@@ -141,7 +141,7 @@ inline void SplitPairs(const float* from, int64_t d, float* to) {
   if (i < d) __builtin_memcpy(to + i, from + i, static_cast<size_t>(d - i) * sizeof(float));
 }
 #if !defined(__AVX512F__)
-// The same of two registers of columns.
+// SplitPairs of two registers of columns.
 template <DType kDType>
 inline __attribute__((always_inline)) RegPair SplitPair(RegPair columns) {
   if constexpr (kDType != DType::kBF16) return columns;

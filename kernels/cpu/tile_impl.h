@@ -6,7 +6,7 @@
 //
 // The types below, and those of other kinds of weights, say how panels meet prepared rows:
 //   kStepBytes    bytes of one step of a panel
-//   kAheadBytes   how far ahead a single row's weights are asked for with AVX-512; 0: not at all
+//   kAheadBytes   how far ahead a single row's weights are asked for by vector code; 0: not at all
 //   Row           element of a prepared row
 //   kRowPerStep   values of a prepared row in one step
 //   kMostRows     of a product's tile, at most kTileRows
@@ -27,8 +27,15 @@ namespace {
 constexpr int kRegsPerPanel = static_cast<int>(kPanelOutputs) / Vec::kLanes;
 // One row waits for memory, and the processor sees each panel's stream begin late: 4 panels as below take 22.2 to 23.8 ms so, 2 KiB
 // ahead into L2 22.3 to 24.6, and 26.7 to 27.4 where nothing is asked for. On one thread as below 40 GB/s in place of 41.
-// Float16 is not asked for: the processor brings more by itself (Zen 4).
+// Float16 is not asked for: the processor brings more by itself (Zen 4). Two threads of a Zen 1, steps of 2.5 GB and 1.3 GB of 8-bit
+// floats in ms: 109 to 110 and 115 to 116 where nothing is asked for, 104 to 112 and 103 so.
 constexpr size_t kOneRowAheadBytes = 1024;
+// Of float32: there, 18 and 20 GB/s of a thread so and where nothing is asked for.
+#if defined(__AVX512F__)
+constexpr size_t kFloat32AheadBytes = kOneRowAheadBytes;
+#else
+constexpr size_t kFloat32AheadBytes = 0;
+#endif
 
 // The largest tile whose sums stay in registers: 24 of 32 for AVX-512, 12 of 16 for AVX2.
 #if defined(__AVX512F__)
@@ -46,7 +53,7 @@ constexpr int kTileRows = 4, kTilePanels = 1, kOneRowPanels = 1;
 struct F32Panels {
   static constexpr DType kDType = DType::kF32;
   static constexpr size_t kStepBytes = PanelStepBytes(kDType);
-  static constexpr size_t kAheadBytes = kOneRowAheadBytes;
+  static constexpr size_t kAheadBytes = kFloat32AheadBytes;
   using Row = float;
   static constexpr int kMostRows = kTileRows, kRowPerStep = 1, kParts = 1;
   using Weights = Vec::Reg;
@@ -148,7 +155,7 @@ inline __attribute__((always_inline)) void AccumulateTile(const typename Panels:
       for (int i = 0; i < kRegs; ++i) {
         const std::byte* const step = panels + (i / kRegsPerPanel) * panel_bytes + s * kStepBytes;
         w[i] = Panels::LoadWeights(step, i % kRegsPerPanel, part);
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
         if constexpr (kRows == 1 && Panels::kAheadBytes > 0) {
           if (s % kLineSteps == 0) __builtin_prefetch(step + Panels::kAheadBytes);
         }
