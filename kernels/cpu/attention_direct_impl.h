@@ -26,7 +26,7 @@ namespace {
 
 // The largest number of rows that the functions below take: 16 sums, 8 weights and the rest fit 32
 // registers. 0: none, of panels of another type.
-template <typename Panels, DType>
+template <typename Panels>
 constexpr int kDirectRows = Panels::kDType == DType::kBF16 ? 8 : 0;
 
 inline __attribute__((always_inline)) __m512bh BroadcastPair(const uint32_t* pair) {
@@ -150,30 +150,8 @@ inline void DirectValues(const uint32_t* weights, int64_t weight_stride, const f
 #elif defined(__AVX2__)
 
 // The largest number of rows that the functions below take: eight sums and what they are made of fit 16 registers.
-template <typename, DType>
+template <typename>
 constexpr int kDirectRows = 8;
-
-// Four columns of 32 bits of eight rows, transposed (TransposeColumns4 of 16 rows).
-inline __attribute__((always_inline)) void TransposeWords4(const std::byte* rows, size_t row_bytes,
-                                                           __m256i (&columns)[4]) {
-  __m256i quad[4];  // lane b of quad[r]: row 4b + r
-#pragma GCC unroll 4
-  for (int r = 0; r < 4; ++r) {
-    const auto load = [&](int row) __attribute__((always_inline)) {
-      return _mm_loadu_si128(
-          reinterpret_cast<const __m128i*>(rows + static_cast<size_t>(row) * row_bytes));
-    };
-    quad[r] = _mm256_inserti128_si256(_mm256_castsi128_si256(load(r)), load(4 + r), 1);
-  }
-  const __m256i low01 = _mm256_unpacklo_epi32(quad[0], quad[1]),
-                high01 = _mm256_unpackhi_epi32(quad[0], quad[1]);
-  const __m256i low23 = _mm256_unpacklo_epi32(quad[2], quad[3]),
-                high23 = _mm256_unpackhi_epi32(quad[2], quad[3]);
-  columns[0] = _mm256_unpacklo_epi64(low01, low23);
-  columns[1] = _mm256_unpackhi_epi64(low01, low23);
-  columns[2] = _mm256_unpacklo_epi64(high01, high23);
-  columns[3] = _mm256_unpackhi_epi64(high01, high23);
-}
 
 // The scales of a unit's keys or values.
 template <DType kKv>
@@ -215,13 +193,11 @@ class TurnedKeys<DType::kBF16> {
   inline __attribute__((always_inline)) void Load(const UnitRows& keys,
                                                   const UnitScales<DType::kBF16>&, int32_t token,
                                                   int64_t column) {
-    TransposeWords4(keys.row(token) + 2 * column, keys.row_bytes, pairs_);
+    TransposeColumns4(keys.row(token) + 2 * column, keys.row_bytes, pairs_);
   }
   inline __attribute__((always_inline)) Vec::Reg Column(int i) const {
-    const __m256i pair = pairs_[i / 2];
-    return _mm256_castsi256_ps(
-        i % 2 == 0 ? _mm256_slli_epi32(pair, 16)
-                   : _mm256_and_si256(pair, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+    const RegPair pair = WidenPairs(pairs_[i / 2]);
+    return i % 2 == 0 ? pair.first : pair.second;
   }
 
  private:
@@ -236,7 +212,7 @@ class TurnedKeys<DType::kI8> {
                                                   const UnitScales<DType::kI8>& scales,
                                                   int32_t token, int64_t column) {
     scales_ = Vec::Load(scales.of_tokens + token);
-    TransposeWords4(keys.row(token) + column, keys.row_bytes, fours_);
+    TransposeColumns4(keys.row(token) + column, keys.row_bytes, fours_);
   }
   inline __attribute__((always_inline)) Vec::Reg Column(int i) const {
     const __m256i code = _mm256_srai_epi32(_mm256_slli_epi32(fours_[i / 4], 24 - i % 4 * 8), 24);

@@ -157,7 +157,7 @@ struct Worker {
     const int32_t first_row = head * head_rows + FirstRowSeeing(start);
     const int32_t last_row = head * head_rows + LastRowSeeing(start + tokens);
 #if defined(__AVX2__)
-    constexpr int kMost = InMatrixTiles<Panels> ? 0 : kDirectRows<Panels, kUnitType>;
+    constexpr int kMost = InMatrixTiles<Panels> ? 0 : kDirectRows<Panels>;
     if constexpr (kMost > 0) {
       if (last_row - first_row <= kMost && valid == tokens) {
         return RunDirect<kMost>(first_row, last_row, start, tokens, keys, values, ahead);

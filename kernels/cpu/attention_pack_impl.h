@@ -186,6 +186,29 @@ inline void PackValues(const UnitRows& values, int32_t tokens, int32_t valid, in
 
 // Without a bf16 dot product panels are f32, whatever the KV is.
 #if defined(__AVX2__)
+// Four columns of 32 bits of eight rows, transposed.
+inline __attribute__((always_inline)) void TransposeColumns4(const std::byte* rows,
+                                                             size_t row_bytes,
+                                                             __m256i (&columns)[4]) {
+  __m256i quad[4];  // lane b of quad[r]: row 4b + r
+#pragma GCC unroll 4
+  for (int r = 0; r < 4; ++r) {
+    const auto load = [&](int row) __attribute__((always_inline)) {
+      return _mm_loadu_si128(
+          reinterpret_cast<const __m128i*>(rows + static_cast<size_t>(row) * row_bytes));
+    };
+    quad[r] = _mm256_inserti128_si256(_mm256_castsi128_si256(load(r)), load(4 + r), 1);
+  }
+  const __m256i low01 = _mm256_unpacklo_epi32(quad[0], quad[1]),
+                high01 = _mm256_unpackhi_epi32(quad[0], quad[1]);
+  const __m256i low23 = _mm256_unpacklo_epi32(quad[2], quad[3]),
+                high23 = _mm256_unpackhi_epi32(quad[2], quad[3]);
+  columns[0] = _mm256_unpacklo_epi64(low01, low23);
+  columns[1] = _mm256_unpackhi_epi64(low01, low23);
+  columns[2] = _mm256_unpacklo_epi64(high01, high23);
+  columns[3] = _mm256_unpackhi_epi64(high01, high23);
+}
+
 inline void Transpose8x8(__m256 (&r)[8]) {
   __m256 a[8], b[8];
   for (int i = 0; i < 8; i += 2) {

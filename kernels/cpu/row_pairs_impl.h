@@ -103,6 +103,15 @@ inline __attribute__((always_inline)) Vec::Reg LoadScaled(const std::byte* p, fl
   return Vec::Mul(LoadOne<kDType>(p), Vec::Set1(scale));
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// The first and the second values of pairs of bfloat16.
+inline __attribute__((always_inline)) RegPair WidenPairs(__m256i pairs) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)),
+          _mm256_castsi256_ps(
+              _mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
+#endif
+
 template <DType kDType>
 inline __attribute__((always_inline)) RegPair LoadPair(const std::byte* p) {
   if constexpr (kDType != DType::kBF16) {
@@ -115,10 +124,7 @@ inline __attribute__((always_inline)) RegPair LoadPair(const std::byte* p) {
             _mm512_castsi512_ps(
                 _mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
 #elif defined(__AVX2__)
-    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16)),
-            _mm256_castsi256_ps(
-                _mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
+    return WidenPairs(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #else
     const uint16_t* values = reinterpret_cast<const uint16_t*>(p);
     return {Vec::LoadBF16(values), Vec::LoadBF16(values + 1)};
