@@ -240,8 +240,8 @@ using TransformRowsFn = void(const float* x, int64_t rows, int32_t d, const floa
 // Fields of one `low` come one after the other, the narrow ones first.
 struct MassField {
   int32_t word = 0, shift = 0, low = 0, quad = 0;
-  // Sums of two products of a byte and a coefficient of each field might not fit into 16 bits with the next one, or that has
-  // another `low`. One of 8 bits alone does not fit, either.
+  // Last of a run of fields whose products are added up in 16 bits, two of each field: the next one has another `low`, or a sum
+  // could exceed kMassPairMost. A field of 8 bits exceeds it alone, and is a run of its own.
   bool ends_pairs = false;
   uint32_t mask = 0;  // of the four bytes, after the shift
   uint64_t matrix =

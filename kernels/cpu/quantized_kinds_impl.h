@@ -131,8 +131,8 @@ struct Ints {
 };
 #endif
 
-// A register of sums of products of a group. TakePairs: before the sum is read, and where a table makes integers of 4 bits larger
-// also behind half a group.
+// Sums of a group's products, one for each output of a register. TakePairs is called before the sum is read, and with a table, whose
+// integers are larger, also in the middle of a group.
 template <int kBits>
 struct GroupSum {
   Ints::Reg sum;
@@ -170,7 +170,7 @@ struct Kind {
   static constexpr bool kOffset = kOffsetOf;
   static constexpr bool kBias = kBiasOf;  // else it is 0
   static constexpr bool kTable = kTableOf;
-  // Bits that integers have at most: of the types with codes those in bytes have 5 or 6.
+  // Bits that an integer can have: types with codes store 5 or 6 of them in a byte.
   static constexpr int kMostBits = kBitsOf == 8 && kCodesOf ? 6 : kBitsOf;
   static constexpr int64_t kIntegerBytes = kGroup * kPanelOutputs * kBits / 8;
 };

@@ -27,10 +27,10 @@ namespace {
 constexpr int kRegsPerPanel = static_cast<int>(kPanelOutputs) / Vec::kLanes;
 // One row waits for memory, and the processor sees each panel's stream begin late: 4 panels as below take 22.2 to 23.8 ms so, 2 KiB
 // ahead into L2 22.3 to 24.6, and 26.7 to 27.4 where nothing is asked for. On one thread as below 40 GB/s in place of 41.
-// Float16 is not asked for: the processor brings more by itself (Zen 4). Two threads of a Zen 1, steps of 2.5 GB and 1.3 GB of 8-bit
-// floats in ms: 109 to 110 and 115 to 116 where nothing is asked for, 104 to 112 and 103 so.
+// Float16 is not asked for: the processor brings more by itself (Zen 4). With two threads of a Zen 1, asking takes a step of 1.3 GB of
+// 8-bit floats from 115 ms to 103, and leaves one of 2.5 GB of bfloat16 at 104 to 112.
 constexpr size_t kOneRowAheadBytes = 1024;
-// Of float32: there, 18 and 20 GB/s of a thread so and where nothing is asked for.
+// Float32 is asked for with AVX-512 alone: one thread of the Zen 1 reads 22 GB/s of it, and 20 when it asks.
 #if defined(__AVX512F__)
 constexpr size_t kFloat32AheadBytes = kOneRowAheadBytes;
 #else
@@ -93,8 +93,8 @@ struct BF16Panels {
 };
 #else
 // Without a bf16 dot product: rows are float32 values that bf16 can hold, pairs of weights are
-// taken apart by a shift and a mask, one after the other. With AVX2 both of them and a tile's sums would not fit 16 registers, and
-// six rows do not, either: 30.5 GFLOP/s of a Zen 1's 40 where both are taken at once, 32.0 one by one, 36.2 so of four rows.
+// taken apart by a shift and a mask, one after the other. AVX2 has 16 registers, too few for both of a pair and the sums of six rows.
+// One thread of a Zen 1, which can do 40 GFLOP/s: six rows and both at once 30.5, six rows and one by one 32.0, four rows and one by one 36.2.
 struct BF16Panels {
   static constexpr DType kDType = DType::kBF16;
   static constexpr size_t kStepBytes = PanelStepBytes(kDType);

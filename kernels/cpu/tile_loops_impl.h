@@ -8,9 +8,9 @@
 namespace winnow::kernels {
 namespace {
 
-// How far ahead a single row's integers are asked for, where that is not the call's to say. Two threads of a Zen 1, steps of 1.3 GB
-// (Q8_0), 1.3 GB (I8x128) and 0.9 GB (L4x32) in ms: 67, 63 and 54 where nothing is asked for, 60, 56 and 46 so (of L4x32 52 where the
-// call says it); 512 and 2,048 bytes ahead as much. A Zen 4 with AVX-512 brings more by itself.
+// Bytes ahead of a single row's integers that are asked for: a constant with AVX2, else what the call says. Two threads of a Zen 1,
+// ms of a step: Q8_0 (1.3 GB) 67 and asking 60, I8x128 (1.3 GB) 63 and 56, L4x32 (0.9 GB) 54 and 46, or 52 where the call says how far.
+// 512 and 2,048 bytes are as good as 1,024. A Zen 4 with AVX-512 does better without.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int64_t AheadBytes(int64_t /*of_call*/) { return 1024; }
 #else

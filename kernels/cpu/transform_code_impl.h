@@ -336,7 +336,7 @@ inline void StoreFixed(int32_t* p, const Vec::Reg* of_queries) {
   _mm256_storeu_si256(to + 3, _mm256_unpackhi_epi64(ab_high, cd_high));
 }
 
-// A field of eight tokens.
+// One field of eight tokens, in the bytes of a lane each.
 inline __attribute__((always_inline)) __m256i FieldBytes(const MassField& field,
                                                          const uint32_t* tile, int half) {
   const __m256i word =
@@ -366,7 +366,7 @@ inline void AddWideField(const MassCall& call, const uint32_t* tile, const int32
   }
 }
 
-// Adds the fields from `f` to the first that ends pairs; returns the one behind it. (Not inlined, or GCC keeps sums in registers
+// Adds a run of fields (MassField), which begins at `f`; returns where the next one begins. (Inlined, GCC would keep sums in registers
 // and pairs in memory.)
 template <int kGroup>
 __attribute__((noinline)) int32_t AddFields(const MassCall& call, const uint32_t* tile,
@@ -397,9 +397,8 @@ __attribute__((noinline)) int32_t AddFields(const MassCall& call, const uint32_t
   return f;
 }
 
-// Multiplications are what dots wait for: one instruction has the products of 8 tokens' bytes, two of which it adds up in 16 bits.
-// Those of fields whose lowest bit is the same are added up there, too, as long as they fit, before another
-// multiplication makes 32 bits of them.
+// Multiplications are what dots wait for. One instruction multiplies the bytes of 8 tokens and adds up two products in 16 bits;
+// products of further fields are added there, too, as long as they fit, and one more multiplication makes 32 bits of a run's sums.
 template <int kGroup, typename Out>
 inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t first_query, int32_t at,
                         const Out& out) {

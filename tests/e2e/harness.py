@@ -114,7 +114,7 @@ class Server:
         self.directory = tempfile.mkdtemp(prefix="winnow-e2e-")
         self.log_path = os.path.join(self.directory, "log")
         port_file = os.path.join(self.directory, "port")
-        # Not as a preexec_fn, for which Python would fork: gRPC waits before a fork for its threads to be idle, and has waited forever.
+        # prlimit, because for a preexec_fn Python forks, and before a fork gRPC waits for its threads to be idle: it has waited forever.
         limited = ["prlimit", "--nofile={}:{}".format(*descriptors)] if descriptors else []
         self.command = [*limited, program or BIN, "serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--http", "127.0.0.1:0",
                         "--port-file", port_file, "--log-format", "json", *map(str, flags)]
