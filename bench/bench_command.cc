@@ -13,6 +13,7 @@ void AddBenchCommand(CLI::App& app, int* exit_code) {
   AddReclaimBench(*bench, exit_code);
   AddKernelsBench(*bench, /*baseline=*/nullptr, exit_code);
   AddStartBench(*bench, exit_code);
+  AddVerifyBench(*bench, exit_code);
   AddTierBenches(*bench, exit_code);
 }
 

@@ -26,6 +26,7 @@ void AddPrefillBench(CLI::App& bench, const kernels::ProductBaseline* baseline, 
 void AddKernelsBench(CLI::App& bench, const kernels::ProductBaseline* baseline, int* exit_code);
 void AddReclaimBench(CLI::App& bench, int* exit_code);
 void AddStartBench(CLI::App& bench, int* exit_code);
+void AddVerifyBench(CLI::App& bench, int* exit_code);
 void AddTierBenches(CLI::App& bench, int* exit_code);  // tiers and resume
 
 }  // namespace winnow::bench

@@ -146,6 +146,7 @@ void AddExactBench(CLI::App& bench, int* exit_code) {
       ->type_name("DIR|FILE.gguf")
       ->required();
   server::AddModelFlags(*exact, flags->options);
+  server::AddDraftWeightsFlag(*exact, flags->options);
   server::AddArtifactFlag(*exact, flags->options);
   exact
       ->add_option("--policy", flags->policies,

@@ -14,6 +14,7 @@ Json RunInfo(const ModelBenchFlags& flags, const BenchModel& model) {
           {"products", kernels::DTypeName(model.decoder->options().compute)},
           {"kv", kernels::DTypeName(model.decoder->options().kv_dtype)},
           {"weight_bytes", model.decoder->weight_bytes()},
+          {"draft_weight_bytes", model.decoder->draft_weight_bytes()},
           {"expert_weight_bytes", model.decoder->expert_bytes()},
           {"kv_host_bytes", model.decoder->shared_kv_bytes()},
           {"row_cache_bytes", model.decoder->shared_kv_sizes().cache_bytes},
@@ -98,7 +99,8 @@ absl::Status ParsePolicies(const ModelBenchFlags& flags,
     if (!policy.ok()) return policy.status();
     if (policy->IsVerified()) {
       return absl::InvalidArgumentError(
-          "--policy: nothing is verified here; bench exact measures policies with verify");
+          "--policy: nothing is verified here; bench verify and bench exact measure policies with "
+          "verify");
     }
     if (!policy->IsDense()) policies.push_back(*policy);
   }

@@ -1,4 +1,4 @@
-// Shared by `winnow bench decode` and `winnow bench prefill`: the flags that choose a model, the checks of
+// Shared by `winnow bench decode`, `prefill` and `verify`: the flags that choose a model, the checks of
 // the other flags, and the first lines of their output.
 #ifndef WINNOW_BENCH_MODEL_COMMANDS_H_
 #define WINNOW_BENCH_MODEL_COMMANDS_H_
@@ -29,7 +29,7 @@ void AddModelBenchFlags(CLI::App& command, ModelBenchFlags& flags);
 // Reads --host-bytes and --row-cache-bytes, which only a device's bench has, into the model's options.
 absl::Status SetHostKv(ModelBenchFlags& flags);
 
-// Appends the policies of `flags` that are not dense.
+// Appends the policies of `flags` that are not dense. InvalidArgument: one verifies, which bench verify and exact measure.
 absl::Status ParsePolicies(const ModelBenchFlags& flags,
                            std::vector<engine::AttentionPolicy>& policies);
 absl::Status CheckPolicies(const BenchModel& model,

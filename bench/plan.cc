@@ -95,6 +95,14 @@ absl::StatusOr<std::unique_ptr<PlannedModel>> OpenModel(const PlanRequest& reque
     }
     WINNOW_RETURN_IF_ERROR(engine::CheckWeightStorage(model->options.weights, model->weights));
   }
+  if (const auto& drafts = model->options.draft_weights; drafts.has_value()) {
+    if (!request.like.empty()) {
+      return absl::InvalidArgumentError(
+          fmt::format("draft_weights is {}: a plan of it needs --model, as --like has no files",
+                      options.draft_weights));
+    }
+    WINNOW_RETURN_IF_ERROR(engine::CheckDraftWeights(*drafts, model->weights));
+  }
   WINNOW_ASSIGN_OR_RETURN(model->options.retrieval,
                           PlannedRetrieval(request, options.retrieval, *model));
   WINNOW_ASSIGN_OR_RETURN(
@@ -115,6 +123,14 @@ PlannedMemory SizeMemory(const PlannedModel& model, const server::ServeConfig& c
                                                    model.bfloat16_blocks);
   if (model.bfloat16_blocks) {
     memory.widening_bytes = engine::WideningBytes(options.weights, model.weights);
+  }
+  if (options.draft_weights.has_value()) {
+    memory.draft_weight_bytes = engine::DraftWeightBytes(
+        *options.draft_weights, model.weights, options.draft_compute, model.bfloat16_blocks);
+    if (model.bfloat16_blocks) {
+      memory.widening_bytes = std::max(
+          memory.widening_bytes, engine::WideningBytes(*options.draft_weights, model.weights));
+    }
   }
   memory.kv_pool_bytes = kv.pool_bytes();
   memory.kv_host_bytes = kv.host_bytes;
@@ -322,7 +338,8 @@ int64_t PlannedMemory::index_bytes() const {
 int64_t PlannedMemory::fast_bytes(bool on_host) const {
   const int64_t pool = kv_pool_bytes - kv_host_bytes;
   const int64_t rows = row_cache_bytes + (on_host ? staging_bytes + host_bytes : 0);
-  return weight_bytes + widening_bytes + pool + index_bytes() + summary_bytes + rows;
+  return weight_bytes + draft_weight_bytes + widening_bytes + pool + index_bytes() + summary_bytes +
+         rows;
 }
 
 double StepReads::Seconds(const TierSpeeds& speeds) const {
@@ -473,6 +490,7 @@ Json PlanJson(const Plan& plan) {
             {"max_context", plan.max_context}}},
           {"memory",
            {{"weight_bytes", memory.weight_bytes},
+            {"draft_weight_bytes", memory.draft_weight_bytes},
             {"kv_pool_bytes", memory.kv_pool_bytes},
             {"kv_host_bytes", memory.kv_host_bytes},
             {"indexes", indexes},
@@ -513,6 +531,8 @@ std::string PlanText(const Plan& plan) {
       fmt::format("{} ({}), weights {}, KV {}, --device {}\n\nWhat lies where\n", plan.model,
                   plan.architecture, plan.dtype, plan.kv_dtype, plan.device);
   AddLine(out, "weights", Bytes(memory.weight_bytes), fast);
+  if (memory.draft_weight_bytes > 0)
+    AddLine(out, "draft weights", Bytes(memory.draft_weight_bytes), fast);
   if (memory.widening_bytes > 0)
     AddLine(out, "widened weights", Bytes(memory.widening_bytes), fast);
   AddLine(out, "KV pool", Bytes(memory.kv_pool_bytes - memory.kv_host_bytes), fast);

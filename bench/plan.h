@@ -44,6 +44,7 @@ struct PlannedIndex {
 // Bytes, by what they are. "Fast" is the GPU's memory with --device cuda, else the host's.
 struct PlannedMemory {
   int64_t weight_bytes = 0;
+  int64_t draft_weight_bytes = 0;
   int64_t widening_bytes =
       0;  // what quantised weights are widened into for products of many rows, on a GPU
   int64_t kv_pool_bytes = 0;  // of all frames

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <span>
@@ -127,6 +128,18 @@ struct BlocksOfSequence {
   BlocksOfSequence(const DecodeCase& what, int32_t block_tokens)
       : shared(std::min(what.shared, what.context - 1) / block_tokens),
         own((what.context + block_tokens - 1) / block_tokens - shared) {}
+  int64_t all() const { return shared + own; }
+  // [batch][all()]
+  std::vector<int32_t> Tables(int32_t batch) const {
+    std::vector<int32_t> tables;
+    for (int32_t i = 0; i < batch; ++i) {
+      for (int64_t block = 0; block < all(); ++block) {
+        tables.push_back(static_cast<int32_t>(block < shared ? block : block + i * own));
+      }
+    }
+    return tables;
+  }
+
   int64_t shared, own;
 };
 
@@ -214,6 +227,9 @@ absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(
     weights = &made->synthetic.weights;
   }
   WINNOW_RETURN_IF_ERROR(engine::CheckWeightStorage(options.weights, *weights));
+  if (options.draft_weights.has_value()) {
+    WINNOW_RETURN_IF_ERROR(engine::CheckDraftWeights(*options.draft_weights, *weights));
+  }
   WINNOW_RETURN_IF_ERROR(
       engine::CheckMemory(made->config, options, plan, *made->backend, /*copy_bytes=*/0,
                           engine::KeptWeightBytes(flags.model, options, *weights)));
@@ -237,14 +253,7 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, const DecodeCase& what
     return absl::InvalidArgumentError("--drift: is for inputs of bfloat16 or float32");
   }
   const BlocksOfSequence blocks(what, decoder.block_tokens());
-  // [batch][blocks of a sequence]
-  std::vector<int32_t> tables;
-  for (int32_t i = 0; i < batch; ++i) {
-    for (int64_t block = 0; block < blocks.shared + blocks.own; ++block) {
-      tables.push_back(
-          static_cast<int32_t>(block < blocks.shared ? block : block + i * blocks.own));
-    }
-  }
+  const std::vector<int32_t> tables = blocks.Tables(batch);
   const std::vector<int32_t> tokens = RandomTokens(int64_t{batch} * rows, decoder.vocab_size());
   const std::vector<kernels::SampleRow> greedy(int64_t{batch} * rows);
   std::vector<kernels::SampledToken> sampled(greedy.size());
@@ -256,8 +265,7 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, const DecodeCase& what
     }
     step.chunks.push_back(
         {std::span(tokens).subspan(i * rows, rows), static_cast<int32_t>(context - rows),
-         std::span(tables).subspan(i * (blocks.shared + blocks.own), blocks.shared + blocks.own),
-         rows, states[i].get(), 0});
+         std::span(tables).subspan(i * blocks.all(), blocks.all()), rows, states[i].get(), 0});
   }
   // The read loop runs before and after, so that a busy spell of the machine meets both.
   DecodeResult result;
@@ -330,6 +338,74 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, const DecodeCase& what
   result.select = runs.front().select;
   result.complete = runs.front().complete;
   result.other = runs.front().other;
+  return result;
+}
+
+absl::StatusOr<RoundResult> RunRound(BenchModel& model, const DecodeCase& what,
+                                     const engine::AttentionPolicy& policy) {
+  engine::Decoder& decoder = *model.decoder;
+  const int32_t batch = what.batch, drafted = policy.verify, rows = drafted + 1;
+  const auto first = static_cast<int32_t>(what.context - rows);
+  const BlocksOfSequence blocks(what, decoder.block_tokens());
+  const std::vector<int32_t> tables = blocks.Tables(batch);
+  const std::vector<int32_t> tokens = RandomTokens(int64_t{batch} * rows, decoder.vocab_size());
+  const std::vector<kernels::SampleRow> greedy(int64_t{batch} * rows);
+  std::vector<kernels::SampledToken> sampled(greedy.size());
+  std::vector<std::unique_ptr<engine::RetrievalState>> states(batch);
+  for (int32_t i = 0; i < batch && !policy.IsDense(); ++i) {
+    WINNOW_ASSIGN_OR_RETURN(states[i], decoder.NewRetrievalState(policy));
+  }
+  // Tokens [from, from + count) of each draft, as engine/schedule/draft.h asks for them.
+  const auto pass = [&](int32_t from, int32_t count, bool verifies) {
+    engine::Batch made;
+    made.drafts = !verifies && decoder.has_draft_weights();
+    for (int32_t i = 0; i < batch; ++i) {
+      made.chunks.push_back(
+          {.tokens = std::span(tokens).subspan(i * rows + from, count),
+           .position = first + from,
+           .block_table = std::span(tables).subspan(i * blocks.all(), blocks.all()),
+           .num_logits = count,
+           .retrieval = states[i].get(),
+           .retrieve_from = verifies ? std::numeric_limits<int32_t>::max() : first + from,
+           .settled = first});
+    }
+    return made;
+  };
+  std::vector<engine::Batch> drafts;
+  for (int32_t i = 0; i < drafted; ++i) drafts.push_back(pass(i, 1, /*verifies=*/false));
+  const engine::Batch verification = pass(0, rows, /*verifies=*/true);
+
+  std::vector<RoundResult> rounds;
+  // Codes of the whole context are made in the first round, and a device's graphs of launches in the first few.
+  constexpr int32_t kWarm = 6;
+  for (int32_t run = 0; run < kWarm + what.steps; ++run) {
+    const Clock::time_point begun = Clock::now();
+    for (const engine::Batch& draft : drafts) {
+      WINNOW_RETURN_IF_ERROR(
+          decoder.Sample(draft, std::span(greedy).first(static_cast<size_t>(batch)), sampled));
+    }
+    const Clock::time_point between = Clock::now();
+    WINNOW_RETURN_IF_ERROR(decoder.Sample(verification, greedy, sampled));
+    const Clock::time_point done = Clock::now();
+    for (const auto& state : states) {
+      if (state != nullptr) state->Rewind(first);
+    }
+    if (run < kWarm) continue;
+    const auto seconds = [](auto from, auto to) {
+      return std::chrono::duration<double>(to - from).count();
+    };
+    rounds.push_back({.seconds = seconds(begun, done),
+                      .draft_seconds = seconds(begun, between),
+                      .verify_seconds = seconds(between, done)});
+  }
+  std::sort(rounds.begin(), rounds.end(),
+            [](const RoundResult& a, const RoundResult& b) { return a.seconds < b.seconds; });
+  RoundResult result = rounds.front();
+  result.seconds_median = rounds[rounds.size() / 2].seconds;
+  result.context = what.context;
+  result.policy = engine::ToString(policy);
+  result.batch = batch;
+  result.drafted = drafted;
   return result;
 }
 

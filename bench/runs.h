@@ -111,6 +111,22 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, const DecodeCase& what
 // Blocks that RunDecode needs: those of the shared document once, and each sequence's own.
 int64_t BlocksOfDecode(const DecodeCase& what, int32_t block_tokens);
 
+// What an answer under a policy with verify= is made of: drafts, one token after the other, and the dense pass that verifies
+// them. Of each of `batch` sequences, whose caches hold noise.
+struct RoundResult {
+  int64_t context = 0;  // keys that the last row of the verification sees
+  std::string policy;
+  int32_t batch = 0, drafted = 0;  // tokens, of each sequence
+  double seconds = 0, seconds_median = 0;
+  double draft_seconds = 0, verify_seconds = 0;  // of the best round
+};
+
+// Drafts are computed with draft weights where the model has them. `what.rows` and `what.drift` mean nothing here. REQUIRES: a
+// policy that CheckPolicy of the decoder passes and that says how many tokens a draft has, fewer than the context; logits for a
+// verification of the whole batch.
+absl::StatusOr<RoundResult> RunRound(BenchModel& model, const DecodeCase& what,
+                                     const engine::AttentionPolicy& policy);
+
 struct PrefillResult {
   int64_t tokens = 0;
   std::string policy;  // whose indexes are made on the way; the prompt attends densely

@@ -29,22 +29,26 @@ using kernels::SampledToken;
 using kernels::SampleRow;
 using kernels::Tensor;
 
-// What one layer owns. Matrices that read the same input are stacked: one product, one pass.
+// The vectors of one layer, which all weight sets share.
 struct Decoder::Layer {
-  Buffer attention_norm;              // [hidden], of what attention reads, or empty
-  std::unique_ptr<PackedMatrix> qkv;  // [(H + 2*Hkv)*d][hidden]: Q, then K, then V
-  Buffer qkv_bias;                    // [(H + 2*Hkv)*d], or empty
-  Buffer q_norm, k_norm;  // [d]; [H*d] and [Hkv*d] where heads are normed as one; or empty
+  Buffer attention_norm;          // [hidden], of what attention reads, or empty
+  Buffer qkv_bias;                // [(H + 2*Hkv)*d], or empty
+  Buffer q_norm, k_norm;          // [d]; [H*d] and [Hkv*d] where heads are normed as one; or empty
+  Buffer o_bias;                  // [hidden], or empty
+  Buffer sinks;                   // [H], or empty
+  Buffer attention_out_norm;      // [hidden], of what attention gives, or empty
+  Buffer mlp_norm, mlp_out_norm;  // the same of the MLP
+  Buffer gate_up_bias;            // [2*intermediate], or empty
+  Buffer down_bias;               // [hidden], or empty
+};
+
+// The matrices of one layer. Those that read the same input are stacked: one product, one pass.
+struct Decoder::Products {
+  std::unique_ptr<PackedMatrix> qkv;      // [(H + 2*Hkv)*d][hidden]: Q, then K, then V
   std::unique_ptr<PackedMatrix> o;        // [hidden][H*d]
-  Buffer o_bias;                          // [hidden], or empty
-  Buffer sinks;                           // [H], or empty
-  Buffer attention_out_norm;              // [hidden], of what attention gives, or empty
-  Buffer mlp_norm, mlp_out_norm;          // the same of the MLP
   ExpertMlp::Layer experts;               // in place of the rest, in a layer of experts
   std::unique_ptr<PackedMatrix> gate_up;  // [2*intermediate][hidden]: gate, then up
-  Buffer gate_up_bias;                    // [2*intermediate], or empty
   std::unique_ptr<PackedMatrix> down;     // [hidden][intermediate]
-  Buffer down_bias;                       // [hidden], or empty
 };
 
 namespace {
@@ -59,6 +63,15 @@ const float* Floats(const Buffer& buffer) { return static_cast<const float*>(buf
 Tensor FirstRows(const Tensor& tensor, int64_t rows) { return tensor.RowRange(0, rows); }
 
 }  // namespace
+
+absl::Status Decoder::CheckPolicy(const AttentionPolicy& policy) const {
+  if (policy.IsDense() && policy.IsVerified() && !policy.lookup && !has_draft_weights()) {
+    return absl::InvalidArgumentError(
+        "policy option 'verify' does not apply to 'dense', which drafts nothing; with lookup=on it "
+        "does, and with draft weights (--draft-weights)");
+  }
+  return retrieval_->CheckPolicy(policy);
+}
 
 // ---- one forward pass ----
 
@@ -97,6 +110,8 @@ absl::Status Decoder::Sample(const Batch& batch, std::span<const SampleRow> rows
 void Decoder::Compute(const Batch& batch) {
   const int64_t m = batch.num_tokens();
   WINNOW_CHECK(m >= 1 && m <= options_.max_batch_tokens);
+  WINNOW_CHECK(!batch.drafts || has_draft_weights());
+  pass_ = batch.drafts ? &draft_weights_ : &weights_;
   PlanRows(batch);
   backend_.BeginPass();
   memory_->BeginPass(batch.chunks.size());
@@ -123,7 +138,7 @@ void Decoder::Compute(const Batch& batch) {
     ProjectAndWriteKv(i);
     if (i != last_layer) {
       Attend(i, chunks_, /*logits_only=*/false);
-      AddAttended(layers_[i], {0, static_cast<int32_t>(m)});
+      AddAttended(i, {0, static_cast<int32_t>(m)});
       if (options_.rows.prefetch && retrieval_->predicts() && config_.layers[i + 1].SeesAll()) {
         PredictQueries(i + 1);
       }
@@ -133,7 +148,7 @@ void Decoder::Compute(const Batch& batch) {
       // more.
       Attend(i, logit_chunks_, /*logits_only=*/true);
       for (const RowRun& run : logit_runs_) {
-        AddAttended(layers_[i], run);
+        AddAttended(i, run);
         AddMlp(i, run);
       }
     }
@@ -170,7 +185,7 @@ Tensor Decoder::ComputeLogits(int64_t first, int64_t count) {
       backend_.NormMatmul({.x = hidden,
                            .weight = Floats(final_norm_),
                            .eps = hidden_eps_,
-                           .w = *lm_head_,
+                           .w = *pass_->lm_head,
                            .normed = FirstRows(last_, count),
                            .y = logits});
       return logits;
@@ -181,7 +196,7 @@ Tensor Decoder::ComputeLogits(int64_t first, int64_t count) {
   }
   WINNOW_CHECK(made == count);
   // logits [count][vocab] = last · lm_headᵀ
-  backend_.Matmul(FirstRows(last_, count), *lm_head_, logits, {});
+  backend_.Matmul(FirstRows(last_, count), *pass_->lm_head, logits, {});
   return logits;
 }
 
@@ -256,7 +271,7 @@ void Decoder::ProjectAndWriteKv(int32_t index) {
   const Tensor v = qkv.ColRange(q_width + kv_width, kv_width);
 
   // qkv [m][(H + 2*Hkv)*d]
-  Project(hidden, layer.attention_norm, *layer.qkv, layer.qkv_bias, normed, qkv);
+  Project(hidden, layer.attention_norm, *pass_->layers[index].qkv, layer.qkv_bias, normed, qkv);
 
   // q and k, per head: norm, in layers that have it
   if (config_.layers[index].qk_norm) {
@@ -309,7 +324,8 @@ void Decoder::PredictQueries(int32_t index) {
   const Tensor normed = FirstRows(normed_, m);
   const Tensor qkv = FirstRows(gate_up_, m).ColRange(0, qkv_width);
   const Tensor q = qkv.ColRange(0, q_width);
-  Project(FirstRows(hidden_, m), layer.attention_norm, *layer.qkv, layer.qkv_bias, normed, qkv);
+  Project(FirstRows(hidden_, m), layer.attention_norm, *pass_->layers[index].qkv, layer.qkv_bias,
+          normed, qkv);
   if (config_.layers[index].qk_norm) NormHeads(index, q, layer.q_norm);
   backend_.Rope(q, config_.head_dim, FirstRows(RotationOf(index).q_cos_sin, m));
   retrieval_->Predict(index, q);
@@ -392,20 +408,23 @@ void Decoder::Attend(int32_t index, std::span<const AttentionChunk> chunks, bool
 
 // attended → hidden, then the mlp, for a run of rows.
 // hidden += attended · Woᵀ + bias, or the norm of it
-void Decoder::AddAttended(const Layer& layer, RowRun rows) {
+void Decoder::AddAttended(int32_t index, RowRun rows) {
+  const Layer& layer = layers_[index];
+  const PackedMatrix& o = *pass_->layers[index].o;
   const Tensor attended = attended_.RowRange(rows.first, rows.count),
                hidden = hidden_.RowRange(rows.first, rows.count);
   if (layer.attention_out_norm.data() == nullptr) {
-    backend_.Matmul(attended, *layer.o, hidden, {.bias = Floats(layer.o_bias), .accumulate = true});
+    backend_.Matmul(attended, o, hidden, {.bias = Floats(layer.o_bias), .accumulate = true});
     return;
   }
   const Tensor given = normed_.RowRange(rows.first, rows.count);
-  backend_.Matmul(attended, *layer.o, given, {.bias = Floats(layer.o_bias)});
+  backend_.Matmul(attended, o, given, {.bias = Floats(layer.o_bias)});
   backend_.AddRmsNorm(given, Floats(layer.attention_out_norm), config_.rms_norm_eps, hidden);
 }
 
 void Decoder::AddMlp(int32_t index, RowRun rows) {
   const Layer& layer = layers_[index];
+  const Products& products = pass_->layers[index];
   const bool has_experts = config_.layers[index].mlp == LayerSpec::Mlp::kExperts;
   const int64_t width = has_experts ? config_.experts.intermediate_size : config_.intermediate_size;
   const Tensor hidden = hidden_.RowRange(rows.first, rows.count);
@@ -416,19 +435,19 @@ void Decoder::AddMlp(int32_t index, RowRun rows) {
   if (has_experts) {
     // hidden += the experts of norm(hidden)
     backend_.RmsNorm(hidden, Floats(layer.mlp_norm), hidden_eps_, normed);
-    expert_mlp_->Add(layer.experts, normed, gate_up, activated, hidden);
+    expert_mlp_->Add(products.experts, normed, gate_up, activated, hidden);
     return;
   }
   if (layer.mlp_out_norm.data() != nullptr) {
     // gate_up [rows][2*intermediate] = hidden · Wᵀ + bias, or norm(hidden) · Wᵀ + bias
-    Project(hidden, layer.mlp_norm, *layer.gate_up, layer.gate_up_bias, normed, gate_up);
+    Project(hidden, layer.mlp_norm, *products.gate_up, layer.gate_up_bias, normed, gate_up);
     // hidden += norm((silu(gate) * up) · Wdownᵀ + bias), or of gelu
     const kernels::MatmulEpilogue epilogue = {.bias = Floats(layer.down_bias)};
     if (config_.layers[index].mlp == LayerSpec::Mlp::kGatedGelu) {
       backend_.GeluTanhMul(gate_up, activated);
-      backend_.Matmul(activated, *layer.down, normed, epilogue);
+      backend_.Matmul(activated, *products.down, normed, epilogue);
     } else {
-      backend_.SiluMatmul(gate_up, *layer.down, activated, normed, epilogue);
+      backend_.SiluMatmul(gate_up, *products.down, activated, normed, epilogue);
     }
     backend_.AddRmsNorm(normed, Floats(layer.mlp_out_norm), config_.rms_norm_eps, hidden);
     return;
@@ -438,9 +457,9 @@ void Decoder::AddMlp(int32_t index, RowRun rows) {
   backend_.GatedMlp({.hidden = hidden,
                      .norm_weight = Floats(layer.mlp_norm),
                      .eps = hidden_eps_,
-                     .gate_up = *layer.gate_up,
+                     .gate_up = *products.gate_up,
                      .gate_up_bias = Floats(layer.gate_up_bias),
-                     .down = *layer.down,
+                     .down = *products.down,
                      .down_bias = Floats(layer.down_bias),
                      .normed = normed,
                      .gate_rows = gate_up,
@@ -510,7 +529,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
         "(kv_bytes) {}, what KV in the host's memory needs there (row_cache_bytes) {}, the indexes "
         "beside it (index) {}, the summaries of completion (max_running) {}, and scratch "
         "(step_tokens, max_running) {}",
-        backend.name(), decoder->weight_bytes(),
+        backend.name(), decoder->weight_bytes() + decoder->draft_weight_bytes(),
         decoder->kv_pool_bytes() - decoder->shared_kv_bytes(), decoder->shared_kv_sizes().total(),
         decoder->index_bytes(), decoder->summary_bytes(), decoder->scratch_bytes()));
   }
@@ -537,38 +556,38 @@ absl::Status Decoder::CheckFiniteRows(const WeightMatrix& matrix) {
 }
 
 absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::PackWide(
-    std::span<const WeightMatrix> parts) {
+    const WeightSet& set, std::span<const WeightMatrix> parts) {
   // Copies live until their product's weights are packed: memory is bounded by the largest of these.
   std::vector<std::unique_ptr<std::byte[]>> copies(parts.size());
   std::vector<HostMatrix> matrices(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) {
-    WINNOW_ASSIGN_OR_RETURN(matrices[i], HostMatrixOf(parts[i], options_.compute, &copies[i]));
+    WINNOW_ASSIGN_OR_RETURN(matrices[i], HostMatrixOf(parts[i], set.compute, &copies[i]));
     WINNOW_RETURN_IF_ERROR(CheckFinite(matrices[i], parts[i].data, parts[i].first_row));
   }
-  return backend_.Pack(matrices, options_.compute);
+  return backend_.Pack(matrices, set.compute);
 }
 
 absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::PackStored(
-    std::span<const WeightMatrix> parts, bool is_output) {
+    const WeightSet& set, std::span<const WeightMatrix> parts, bool is_output) {
   for (const WeightMatrix& part : parts) WINNOW_RETURN_IF_ERROR(CheckFiniteRows(part));
-  WINNOW_ASSIGN_OR_RETURN(const StoredParts stored,
-                          StoredPartsOf(options_.weights, parts, is_output));
-  return backend_.PackStored(stored.parts, options_.compute);
+  WINNOW_ASSIGN_OR_RETURN(const StoredParts stored, StoredPartsOf(set.storage, parts, is_output));
+  return backend_.PackStored(stored.parts, set.compute);
 }
 
-absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::Pack(std::span<const WeightMatrix> parts,
+absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::Pack(WeightSet& set,
+                                                            std::span<const WeightMatrix> parts,
                                                             const char* what, bool is_output) {
-  WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<PackedMatrix> packed, IsStored(options_.weights, parts)
-                                                                    ? PackStored(parts, is_output)
-                                                                    : PackWide(parts));
+  WINNOW_ASSIGN_OR_RETURN(
+      std::unique_ptr<PackedMatrix> packed,
+      IsStored(set.storage, parts) ? PackStored(set, parts, is_output) : PackWide(set, parts));
   if (packed == nullptr) {
     int64_t values = 0;
     for (const WeightMatrix& part : parts) values += part.rows * part.cols;
     return absl::ResourceExhaustedError(
         fmt::format("no memory for {}: {} bytes", what,
-                    values * static_cast<int64_t>(kernels::DTypeBytes(options_.compute))));
+                    values * static_cast<int64_t>(kernels::DTypeBytes(set.compute))));
   }
-  weight_bytes_ += packed->size_bytes();
+  set.bytes += packed->size_bytes();
   return packed;
 }
 
@@ -618,52 +637,75 @@ absl::Status Decoder::PackWeights(const Weights& weights) {
   // A tied one is checked where it is packed, as the output embedding.
   if (embedding_.data != weights.lm_head.data) WINNOW_RETURN_IF_ERROR(CheckFiniteRows(embedding_));
 
+  weights_.storage = options_.weights;
+  weights_.compute = options_.compute;
+  std::vector<WeightSet*> sets = {&weights_};
+  if (options_.draft_weights.has_value()) {
+    draft_weights_.storage = *options_.draft_weights;
+    draft_weights_.compute = options_.draft_compute;
+    sets.push_back(&draft_weights_);
+  }
+  for (WeightSet* set : sets) set->layers.resize(weights.layers.size());
   layers_.resize(weights.layers.size());
   for (size_t i = 0; i < layers_.size(); ++i) {
     if (options_.on_packing) options_.on_packing(i, layers_.size());
     const LayerWeights& from = weights.layers[i];
     Layer& to = layers_[i];
     WINNOW_ASSIGN_OR_RETURN(to.attention_norm, WidenNorm(from.attention_norm));
-    WINNOW_ASSIGN_OR_RETURN(to.qkv, Pack({{from.q, from.k, from.v}}, "the Q, K and V projections"));
     WINNOW_ASSIGN_OR_RETURN(to.qkv_bias,
                             Widen({{from.q_bias, from.k_bias, from.v_bias}}, "biases"));
     WINNOW_ASSIGN_OR_RETURN(to.q_norm, WidenNorm(from.q_norm));
     WINNOW_ASSIGN_OR_RETURN(to.k_norm, WidenNorm(from.k_norm));
-    WINNOW_ASSIGN_OR_RETURN(to.o, Pack({{from.o}}, "the output projection"));
     WINNOW_ASSIGN_OR_RETURN(to.o_bias, Widen({{from.o_bias}}, "biases"));
     WINNOW_ASSIGN_OR_RETURN(to.sinks, Widen({{from.sinks}}, "sinks"));
     WINNOW_ASSIGN_OR_RETURN(to.attention_out_norm, WidenNorm(from.attention_out_norm));
     WINNOW_ASSIGN_OR_RETURN(to.mlp_norm, WidenNorm(from.mlp_norm));
     WINNOW_ASSIGN_OR_RETURN(to.mlp_out_norm, WidenNorm(from.mlp_out_norm));
-    if (config_.layers[i].mlp == LayerSpec::Mlp::kExperts) {
-      WINNOW_RETURN_IF_ERROR(PackExperts(from, &to.experts));
-      continue;
+    if (config_.layers[i].mlp != LayerSpec::Mlp::kExperts) {
+      WINNOW_ASSIGN_OR_RETURN(to.gate_up_bias, Widen({{from.gate_bias, from.up_bias}}, "biases"));
+      WINNOW_ASSIGN_OR_RETURN(to.down_bias, Widen({{from.down_bias}}, "biases"));
     }
-    WINNOW_ASSIGN_OR_RETURN(to.gate_up,
-                            Pack({{from.gate, from.up}}, "the gate and up projections"));
-    WINNOW_ASSIGN_OR_RETURN(to.gate_up_bias, Widen({{from.gate_bias, from.up_bias}}, "biases"));
-    WINNOW_ASSIGN_OR_RETURN(to.down, Pack({{from.down}}, "the down projection"));
-    WINNOW_ASSIGN_OR_RETURN(to.down_bias, Widen({{from.down_bias}}, "biases"));
+    for (WeightSet* set : sets) {
+      WINNOW_RETURN_IF_ERROR(PackProducts(from, static_cast<int32_t>(i), *set));
+    }
   }
   // Logits are linear in the final norm's weights, so these take their divisor.
   WINNOW_ASSIGN_OR_RETURN(
       final_norm_, WidenNorm(weights.final_norm, static_cast<float>(config_.logits_scaling)));
-  WINNOW_ASSIGN_OR_RETURN(lm_head_,
-                          Pack({{weights.lm_head}}, "the output embedding", /*is_output=*/true));
+  for (WeightSet* set : sets) {
+    WINNOW_ASSIGN_OR_RETURN(
+        set->lm_head, Pack(*set, {{weights.lm_head}}, "the output embedding", /*is_output=*/true));
+  }
+  weight_bytes_ += weights_.bytes;
+  draft_weight_bytes_ = draft_weights_.bytes;
   return absl::OkStatus();
 }
 
-absl::Status Decoder::PackExperts(const LayerWeights& from, ExpertMlp::Layer* to) {
+absl::Status Decoder::PackProducts(const LayerWeights& from, int32_t index, WeightSet& to) {
+  Products& products = to.layers[index];
+  WINNOW_ASSIGN_OR_RETURN(products.qkv,
+                          Pack(to, {{from.q, from.k, from.v}}, "the Q, K and V projections"));
+  WINNOW_ASSIGN_OR_RETURN(products.o, Pack(to, {{from.o}}, "the output projection"));
+  if (config_.layers[index].mlp == LayerSpec::Mlp::kExperts) {
+    return PackExperts(from, to, &products.experts);
+  }
+  WINNOW_ASSIGN_OR_RETURN(products.gate_up,
+                          Pack(to, {{from.gate, from.up}}, "the gate and up projections"));
+  WINNOW_ASSIGN_OR_RETURN(products.down, Pack(to, {{from.down}}, "the down projection"));
+  return absl::OkStatus();
+}
+
+absl::Status Decoder::PackExperts(const LayerWeights& from, WeightSet& set, ExpertMlp::Layer* to) {
   WINNOW_CHECK(static_cast<int32_t>(from.experts.size()) == config_.experts.count);
   WINNOW_ASSIGN_OR_RETURN(to->router, PackRouter(from.router));
   WINNOW_ASSIGN_OR_RETURN(to->router_bias, Widen({{from.router_bias}}, "biases"));
-  const size_t before = weight_bytes_;
+  const size_t before = set.bytes + weight_bytes_;
   std::vector<WeightMatrix> gate_up_biases, down_biases;
   for (const ExpertWeights& expert : from.experts) {
     ExpertMlp::Expert& packed = to->experts.emplace_back();
     WINNOW_ASSIGN_OR_RETURN(packed.gate_up,
-                            Pack({{expert.gate, expert.up}}, "an expert's gate and up"));
-    WINNOW_ASSIGN_OR_RETURN(packed.down, Pack({{expert.down}}, "an expert's down projection"));
+                            Pack(set, {{expert.gate, expert.up}}, "an expert's gate and up"));
+    WINNOW_ASSIGN_OR_RETURN(packed.down, Pack(set, {{expert.down}}, "an expert's down projection"));
     gate_up_biases.push_back(expert.gate_bias);
     gate_up_biases.push_back(expert.up_bias);
     down_biases.push_back(expert.down_bias);
@@ -675,7 +717,7 @@ absl::Status Decoder::PackExperts(const LayerWeights& from, ExpertMlp::Layer* to
     matrices.push_back(ExpertMlp::MatricesOf(*to, expert));
   }
   to->set = backend_.MakeExpertSet(matrices);
-  expert_weight_bytes_ += weight_bytes_ - before;
+  if (&set == &weights_) expert_weight_bytes_ += set.bytes + weight_bytes_ - before;
   return absl::OkStatus();
 }
 

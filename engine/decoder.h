@@ -66,10 +66,9 @@ class Decoder final : public Model {
   int64_t kv_row_bytes() const override { return static_cast<int64_t>(plan_.layout.RowBytes()); }
   int32_t max_batch_tokens() const override { return options_.max_batch_tokens; }
   int32_t max_batch_logits() const override { return options_.max_batch_logits; }
+  bool has_draft_weights() const override { return options_.draft_weights.has_value(); }
 
-  absl::Status CheckPolicy(const AttentionPolicy& policy) const override {
-    return retrieval_->CheckPolicy(policy);
-  }
+  absl::Status CheckPolicy(const AttentionPolicy& policy) const override;
   bool Retrieves(const AttentionPolicy& policy, int32_t position) const override {
     return !PlanQuery(policy, position, options_.retrieval.from).dense;
   }
@@ -108,8 +107,9 @@ class Decoder final : public Model {
   }
 
   // Sizes, for the log, metrics and bench.
-  size_t weight_bytes() const { return weight_bytes_; }         // packed weights
-  size_t expert_bytes() const { return expert_weight_bytes_; }  // of them, those of experts
+  size_t weight_bytes() const { return weight_bytes_; }              // packed weights
+  size_t expert_bytes() const { return expert_weight_bytes_; }       // of them, those of experts
+  size_t draft_weight_bytes() const { return draft_weight_bytes_; }  // beside them
   size_t kv_pool_bytes() const { return memory_->places().size_bytes(); }  // of all layers
   // Of them in shared memory, with what they take on the device and how long making them took.
   size_t shared_kv_bytes() const { return memory_->places().shared_bytes(); }
@@ -138,6 +138,15 @@ class Decoder final : public Model {
 
  private:
   struct Layer;
+  struct Products;
+  // The matrices of all products in one form: what answers are computed with, or drafts.
+  struct WeightSet {
+    WeightStorage storage = WeightStorage::kWide;
+    kernels::DType compute = kernels::DType::kBF16;
+    size_t bytes = 0;  // packed
+    std::vector<Products> layers;
+    std::unique_ptr<kernels::PackedMatrix> lm_head;  // [vocab][hidden]
+  };
   // Rows [first, first + count) of the batch, all of whose logits are wanted.
   struct RowRun {
     int32_t first = 0;
@@ -148,6 +157,7 @@ class Decoder final : public Model {
           const KvPlan& plan);
 
   absl::Status PackWeights(const Weights& weights);
+  absl::Status PackProducts(const LayerWeights& from, int32_t index, WeightSet& to);
   // InvalidArgument, with the tensor's name, if one of `values`, which come from the weights' view at
   // `tensor` from row `first_row` on, is NaN or infinite. REQUIRES: packing_.
   absl::Status CheckFinite(const kernels::HostMatrix& values, const void* tensor,
@@ -155,17 +165,18 @@ class Decoder final : public Model {
   // The same of a matrix where it lies, quantised or not.
   absl::Status CheckFiniteRows(const WeightMatrix& matrix);
   // Packs a layer's router and experts. REQUIRES: packing_.
-  absl::Status PackExperts(const LayerWeights& from, ExpertMlp::Layer* to);
+  absl::Status PackExperts(const LayerWeights& from, WeightSet& set, ExpertMlp::Layer* to);
   absl::StatusOr<std::unique_ptr<kernels::PackedMatrix>> PackRouter(const WeightMatrix& router);
   absl::Status AllocatePools();
-  // One product's weights, in the form that options_.weights says. `is_output`: the output embedding.
-  absl::StatusOr<std::unique_ptr<kernels::PackedMatrix>> Pack(std::span<const WeightMatrix> parts,
+  // One product's weights, in the form of `set`, whose bytes they count among. `is_output`: the output embedding.
+  absl::StatusOr<std::unique_ptr<kernels::PackedMatrix>> Pack(WeightSet& set,
+                                                              std::span<const WeightMatrix> parts,
                                                               const char* what,
                                                               bool is_output = false);
   absl::StatusOr<std::unique_ptr<kernels::PackedMatrix>> PackWide(
-      std::span<const WeightMatrix> parts);
+      const WeightSet& set, std::span<const WeightMatrix> parts);
   absl::StatusOr<std::unique_ptr<kernels::PackedMatrix>> PackStored(
-      std::span<const WeightMatrix> parts, bool is_output);
+      const WeightSet& set, std::span<const WeightMatrix> parts, bool is_output);
   absl::StatusOr<kernels::Buffer> Widen(std::span<const WeightMatrix> parts, const char* what,
                                         float summand = 0, float divisor = 1);
   absl::StatusOr<kernels::Buffer> WidenNorm(const WeightMatrix& weight, float divisor = 1);
@@ -186,7 +197,7 @@ class Decoder final : public Model {
   void RotateAndWriteKv(int32_t index, const kernels::Tensor& q, const kernels::Tensor& k,
                         const kernels::Tensor& v);
   void Attend(int32_t index, std::span<const kernels::AttentionChunk> chunks, bool logits_only);
-  void AddAttended(const Layer& layer, RowRun rows);
+  void AddAttended(int32_t index, RowRun rows);
   void AddMlp(int32_t index, RowRun rows);
   kernels::Tensor ComputeLogits(int64_t first, int64_t count);
 
@@ -207,7 +218,7 @@ class Decoder final : public Model {
   // Those of config_.ropes, and one that turns nothing where a layer needs it.
   std::vector<Rotation> rotations_;
   const KvPlan plan_;
-  size_t weight_bytes_ = 0, expert_weight_bytes_ = 0;
+  size_t weight_bytes_ = 0, expert_weight_bytes_ = 0, draft_weight_bytes_ = 0;
   size_t scratch_bytes_ = 0;
 
   std::unique_ptr<KvMemory> memory_;
@@ -220,8 +231,9 @@ class Decoder final : public Model {
   std::vector<float> embedded_rows_;  // [max_batch_tokens][hidden]
   std::vector<int32_t> row_numbers_;  // [max_batch_tokens]
   std::vector<Layer> layers_;
-  kernels::Buffer final_norm_;                      // [hidden]
-  std::unique_ptr<kernels::PackedMatrix> lm_head_;  // [vocab][hidden]
+  kernels::Buffer final_norm_;         // [hidden]
+  WeightSet weights_, draft_weights_;  // the second is empty without options_.draft_weights
+  const WeightSet* pass_ = nullptr;    // that the batch being run is computed with
 
   // Scratch, for up to T = max_batch_tokens rows.
   std::vector<kernels::Buffer> scratch_;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "engine/kv/block_name.h"
@@ -21,7 +22,11 @@ struct DecoderOptions {
   kernels::DType compute = kernels::DType::kBF16;  // of matrix products; kF32 is exact
   // REQUIRES: other than kWide, that the backend ComputesStored, and CheckWeightStorage.
   WeightStorage weights = WeightStorage::kWide;
-  kernels::DType kv_dtype = kernels::DType::kBF16;  // not kF16
+  // A second copy of the matrices, in fewer bits, that drafts are computed with (docs/exact.md); absent: those of `weights`.
+  // REQUIRES: not kWide and not `weights`; what `weights` requires.
+  std::optional<WeightStorage> draft_weights;
+  kernels::DType draft_compute = kernels::DType::kBF16;  // of products with it
+  kernels::DType kv_dtype = kernels::DType::kBF16;       // not kF16
   int32_t block_tokens = 64;
   // Size of the KV pool: the frames of fast memory. REQUIRES: at least one block of every layer; with
   // a store, LeastFrames.

@@ -41,6 +41,9 @@ struct SequenceChunk {
 
 struct Batch {
   std::vector<SequenceChunk> chunks;
+  // Computed with the model's draft weights. REQUIRES: Model::has_draft_weights; every chunk is a draft's, so that what they
+  // write is written anew before anyone trusts it.
+  bool drafts = false;
 
   int64_t num_tokens() const {
     int64_t sum = 0;
@@ -81,6 +84,8 @@ class Model {
   virtual bool Retrieves(const AttentionPolicy& policy, int32_t position) const {
     return !PlanQuery(policy, position, /*from=*/0).dense;
   }
+  // Whether drafts are computed with weights of their own, in fewer bits: then they pay where a policy reads all, too.
+  virtual bool has_draft_weights() const { return false; }
   // For a sequence under a policy that is not dense. REQUIRES: CheckPolicy is OK; the state goes
   // before the model does. ResourceExhausted: as ResumeRetrieval. Engine thread only, as are all
   // calls on the state.

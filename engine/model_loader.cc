@@ -75,6 +75,9 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
   WINNOW_ASSIGN_OR_RETURN(ChatTemplate chat_template, LoadChatTemplate(model_path));
   if (options.on_opened) options.on_opened(config, weights, *tokenizer);
   WINNOW_RETURN_IF_ERROR(CheckWeightStorage(decoder_options.weights, weights));
+  if (decoder_options.draft_weights.has_value()) {
+    WINNOW_RETURN_IF_ERROR(CheckDraftWeights(*decoder_options.draft_weights, weights));
+  }
   decoder_options.on_packing = options.on_packing;
   if (backend == nullptr) {
     WINNOW_ASSIGN_OR_RETURN(backend, MakeBackend(options));

@@ -43,8 +43,11 @@ struct ModelOptions {
   // (exact). With "bf16", what is multiplied with the weights is rounded to bf16 too if the model
   // is large, as that doubles the speed of prompts; small models (kExactModelBytes) keep it in f32.
   std::string dtype = "auto";
-  // A name of WeightStorage, which says what it is. Others than "wide" are of the CPU.
+  // A name of WeightStorage, which says what it is.
   std::string weights = "wide";
+  // "none", or a name of DraftWeightNames(): drafts of verified answers are computed with a second copy of the matrices in that
+  // form (docs/exact.md).
+  std::string draft_weights{kNoDraftWeights};
   std::string kv_dtype =
       "auto";                // "auto" (f32 if `dtype` comes out as f32, else bf16), "bf16", "f32"
   std::string isa = "auto";  // of InstructionSetNames()
@@ -112,7 +115,8 @@ absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& option
                          int64_t copy_bytes = 0,
                          std::optional<int64_t> weight_bytes = std::nullopt);
 
-// Memory that weights take in the form that the options say, with what the device needs beside them to multiply by them.
+// Memory that weights and draft weights take in the forms that the options say, with what the device needs beside them to
+// multiply by them.
 int64_t KeptWeightBytes(const ModelOptions& options, const DecoderOptions& resolved,
                         const Weights& weights);
 

@@ -137,8 +137,14 @@ int64_t ExpertWeightBytes(const ModelConfig& config, DType dtype) {
 int64_t KeptWeightBytes(const ModelOptions& options, const DecoderOptions& resolved,
                         const Weights& weights) {
   const bool bfloat16_blocks = DeviceOf(options.device).bfloat16_blocks;
-  return StorageBytes(resolved.weights, weights, resolved.compute, bfloat16_blocks) +
-         (bfloat16_blocks ? WideningBytes(resolved.weights, weights) : 0);
+  int64_t bytes = StorageBytes(resolved.weights, weights, resolved.compute, bfloat16_blocks);
+  int64_t widening = WideningBytes(resolved.weights, weights);
+  if (resolved.draft_weights.has_value()) {
+    bytes +=
+        DraftWeightBytes(*resolved.draft_weights, weights, resolved.draft_compute, bfloat16_blocks);
+    widening = std::max(widening, WideningBytes(*resolved.draft_weights, weights));
+  }
+  return bytes + (bfloat16_blocks ? widening : 0);
 }
 
 std::vector<std::string> FormsThatFit(const ModelConfig& config, const ModelOptions& options,
@@ -252,11 +258,15 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
   }
   WINNOW_ASSIGN_OR_RETURN(resolved.kv_dtype, ResolveKv(weights, options.kv_dtype));
   WINNOW_RETURN_IF_ERROR(CheckDevice(options, resolved.kv_dtype));
+  WINNOW_ASSIGN_OR_RETURN(resolved.draft_weights,
+                          ParseDraftWeights(options.draft_weights, resolved.weights));
   resolved.compute = weights;
   if (weights == DType::kBF16 && config.dtype == DType::kBF16 && !bfloat16_blocks &&
       WeightBytes(config, DType::kF32) <= kExactModelBytes) {
     resolved.compute = DType::kF32;  // the weights are bf16 all the same: widening is exact
   }
+  resolved.draft_compute =
+      DeviceOf(options.device).bfloat16_blocks ? DType::kBF16 : resolved.compute;
   resolved.block_tokens = options.block_tokens;
   resolved.max_batch_tokens = options.max_batch_tokens;
   resolved.max_batch_logits = std::min(options.max_batch_logits, options.max_batch_tokens);

@@ -28,6 +28,7 @@ struct ServeConfig {
   std::string device = "cpu";
   std::string cuda_graphs = "on";
   std::string weights = "wide";
+  std::string draft_weights = "none";
   std::string dtype = "auto";
   std::string kv_dtype = "auto";
   std::string isa = "auto";

@@ -198,6 +198,10 @@ std::vector<ServeOption> MakeServeOptions() {
              "how matrices are kept: wide: as plain values; stored: a file's quantised weights as "
              "they are; int8, int4, fp8: rounded while loading; w8a8: int8, and what meets them is "
              "rounded, too"),
+      Choice(
+          "draft-weights", &C::draft_weights, engine::DraftWeightNames(),
+          "what drafts under verify= are computed with: none: the weights; else a second copy of "
+          "the matrices in that form. Answers stay the same"),
       Choice("dtype", &C::dtype, {"auto", "bf16", "f16", "f32"},
              "of matrix products; auto: as config.json says"),
       Choice("kv-dtype", &C::kv_dtype, {"auto", "bf16", "f32", "int8", "fp8"},

@@ -49,6 +49,15 @@ void AddModelFlags(CLI::App& command, engine::ModelOptions& options) {
       ->capture_default_str();
 }
 
+void AddDraftWeightsFlag(CLI::App& command, engine::ModelOptions& options) {
+  command
+      .add_option("--draft-weights", options.draft_weights,
+                  "What drafts under verify= are computed with: none (the weights), or a second "
+                  "copy of the matrices in that form; answers stay the same")
+      ->check(CLI::IsMember(engine::DraftWeightNames()))
+      ->capture_default_str();
+}
+
 void AddArtifactFlag(CLI::App& command, engine::ModelOptions& options) {
   command
       .add_option(

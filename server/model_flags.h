@@ -16,6 +16,9 @@ namespace winnow::server {
 // --device, --dtype, --kv-dtype, --isa, --threads into `options`, which must outlive the parsing.
 void AddModelFlags(CLI::App& command, engine::ModelOptions& options);
 
+// --draft-weights, for commands that verify drafts (bench exact and verify).
+void AddDraftWeightsFlag(CLI::App& command, engine::ModelOptions& options);
+
 // --artifact, for commands that run policies (eval).
 void AddArtifactFlag(CLI::App& command, engine::ModelOptions& options);
 

@@ -12,6 +12,7 @@ engine::ModelOptions ModelOptionsOf(const ServeConfig& config) {
   engine::ModelOptions options;
   options.device = config.device;
   options.weights = config.weights;
+  options.draft_weights = config.draft_weights;
   options.dtype = config.dtype;
   options.kv_dtype = config.kv_dtype;
   options.isa = config.isa;

@@ -109,6 +109,49 @@ int64_t MatrixBytes(WeightStorage storage, const WeightMatrix& matrix, bool is_o
   return matrix.rows * matrix.cols * static_cast<int64_t>(kernels::DTypeBytes(compute));
 }
 
+// What decides which forms a file can be kept in: matrices that stand for others of their kind, or null.
+struct FormsOfFile {
+  const WeightMatrix* quantized = nullptr;  // whose integers are not of the form asked for
+  const WeightMatrix* odd = nullptr;        // whose rows make no whole blocks
+  bool scattered = false;                   // groups out of order
+};
+
+FormsOfFile FormsOf(const Weights& weights, WeightStorage storage) {
+  FormsOfFile file;
+  ForEachMatrix(weights, [&](const WeightMatrix& matrix, bool) {
+    if (IsQuantized(matrix) && !HasIntegersFor(storage, matrix)) file.quantized = &matrix;
+    if (matrix.cols % 32 != 0) file.odd = &matrix;
+    if (matrix.source != nullptr && !matrix.source->has_blocks()) file.scattered = true;
+  });
+  return file;
+}
+
+// `otherwise`: what the option may say instead.
+absl::Status CheckForm(std::string_view option, std::string_view otherwise, WeightStorage storage,
+                       const FormsOfFile& file) {
+  const std::string begin = Concat(option, " is ", WeightStorageName(storage), ": ");
+  if (storage == WeightStorage::kStored) {
+    if (file.scattered) {
+      return absl::InvalidArgumentError(
+          Concat(begin,
+                 "groups of this model's file are out of order (act-order), and have no "
+                 "blocks: say ",
+                 otherwise));
+    }
+    if (file.quantized != nullptr) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        Concat(begin,
+               "this model's file has no quantised weights; int8, int4, fp8 and w8a8 round "
+               "them"));
+  }
+  if (file.odd != nullptr) {
+    return absl::InvalidArgumentError(Concat(begin, "a matrix of this model has rows of ",
+                                             file.odd->cols,
+                                             " values, which are no multiple of 32"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 const char* WeightStorageName(WeightStorage storage) {
@@ -145,37 +188,43 @@ absl::StatusOr<WeightStorage> ParseWeightStorage(std::string_view text) {
 
 absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights) {
   if (storage == WeightStorage::kWide) return absl::OkStatus();
-  const WeightMatrix* quantized = nullptr;
-  const WeightMatrix* odd = nullptr;
-  bool scattered = false;
-  ForEachMatrix(weights, [&](const WeightMatrix& matrix, bool) {
-    if (IsQuantized(matrix) && !HasIntegersFor(storage, matrix)) quantized = &matrix;
-    if (matrix.cols % 32 != 0) odd = &matrix;
-    if (matrix.source != nullptr && !matrix.source->has_blocks()) scattered = true;
-  });
-  if (storage == WeightStorage::kStored && scattered) {
+  const FormsOfFile file = FormsOf(weights, storage);
+  if (Rounds(storage) && file.quantized != nullptr) {
     return absl::InvalidArgumentError(
-        "weights is stored: groups of this model's file are out of order (act-order), and have no "
-        "blocks: say wide");
+        Concat("weights is ", WeightStorageName(storage), ": this model's file is quantised (",
+               kernels::WeightTypeName(file.quantized->type), "): say ",
+               file.scattered ? "wide" : "stored or wide"));
   }
-  if (storage == WeightStorage::kStored) {
-    if (quantized != nullptr) return absl::OkStatus();
+  return CheckForm("weights", "wide", storage, file);
+}
+
+std::vector<std::string> DraftWeightNames() {
+  std::vector<std::string> names = {std::string(kNoDraftWeights)};
+  for (const WeightStorage storage : kStorages) {
+    if (storage != WeightStorage::kWide) names.emplace_back(WeightStorageName(storage));
+  }
+  return names;
+}
+
+absl::StatusOr<std::optional<WeightStorage>> ParseDraftWeights(std::string_view text,
+                                                               WeightStorage of_answers) {
+  if (text == kNoDraftWeights) return std::nullopt;
+  const std::vector<std::string> names = DraftWeightNames();
+  if (std::find(names.begin(), names.end(), text) == names.end()) {
     return absl::InvalidArgumentError(
-        "weights is stored: this model's file has no quantised weights; int8, int4, fp8 and "
-        "w8a8 round them");
+        Concat("draft_weights: '", text, "' is not one of ", absl::StrJoin(names, ", ")));
   }
-  if (quantized != nullptr) {
-    return absl::InvalidArgumentError(Concat("weights is ", WeightStorageName(storage),
-                                             ": this model's file is quantised (",
-                                             kernels::WeightTypeName(quantized->type), "): say ",
-                                             scattered ? "wide" : "stored or wide"));
+  absl::StatusOr<WeightStorage> storage = ParseWeightStorage(text);
+  if (!storage.ok()) return storage.status();
+  if (*storage == of_answers) {
+    return absl::InvalidArgumentError(
+        Concat("draft_weights is ", text, ", which is what answers have (weights): say none"));
   }
-  if (odd != nullptr) {
-    return absl::InvalidArgumentError(Concat("weights is ", WeightStorageName(storage),
-                                             ": a matrix of this model has rows of ", odd->cols,
-                                             " values, which are no multiple of 32"));
-  }
-  return absl::OkStatus();
+  return *storage;
+}
+
+absl::Status CheckDraftWeights(WeightStorage storage, const Weights& weights) {
+  return CheckForm("draft_weights", kNoDraftWeights, storage, FormsOf(weights, storage));
 }
 
 int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute,
@@ -184,6 +233,19 @@ int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DTy
   ForEachMatrix(weights, [&](const WeightMatrix& matrix, bool is_output) {
     bytes += MatrixBytes(storage, matrix, is_output, compute, bfloat16_blocks);
   });
+  return bytes;
+}
+
+int64_t DraftWeightBytes(WeightStorage storage, const Weights& weights, kernels::DType compute,
+                         bool bfloat16_blocks) {
+  int64_t bytes = 0;
+  ForEachMatrix(weights, [&](const WeightMatrix& matrix, bool is_output) {
+    bytes += MatrixBytes(storage, matrix, is_output, compute, bfloat16_blocks);
+  });
+  for (const LayerWeights& layer : weights.layers) {
+    if (layer.router.data == nullptr) continue;
+    bytes += layer.router.rows * layer.router.cols * static_cast<int64_t>(sizeof(float));
+  }
   return bytes;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,6 +34,16 @@ std::vector<std::string> WeightStorageNames();  // all of them, the default firs
 // InvalidArgument, by the option's name ("weights"), for another word.
 absl::StatusOr<WeightStorage> ParseWeightStorage(std::string_view text);
 
+// The forms that draft weights may have (docs/exact.md), "none" first: all but wide, which is never cheaper than another.
+inline constexpr std::string_view kNoDraftWeights = "none";
+std::vector<std::string> DraftWeightNames();
+// nullopt: none. InvalidArgument, by the option's name ("draft_weights"), for another word, and for the form that answers have.
+absl::StatusOr<std::optional<WeightStorage>> ParseDraftWeights(std::string_view text,
+                                                               WeightStorage of_answers);
+// As CheckWeightStorage, by the name "draft_weights". A file that has been rounded may be rounded once more: it is drafts that
+// lose by it, and no answer.
+absl::Status CheckDraftWeights(WeightStorage storage, const Weights& weights);
+
 // Whether a model's file can be kept so: InvalidArgument if `storage` asks for quantised blocks and the file has none
 // that it can lay out, for rounding and the file has been rounded already, or where rows are no multiple of 32 values.
 absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights);
@@ -41,6 +52,10 @@ absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights);
 // embeddings are looked up in do not count. `bfloat16_blocks` is the Device's: with it 4-bit floats are packed as 8-bit ones.
 int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute,
                      bool bfloat16_blocks);
+
+// The same of draft weights: all matrices once more, and routers; vectors are there already.
+int64_t DraftWeightBytes(WeightStorage storage, const Weights& weights, kernels::DType compute,
+                         bool bfloat16_blocks);
 
 // Weights of experts among them: a row's step reads per_token of them in each layer.
 int64_t ExpertStorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute,

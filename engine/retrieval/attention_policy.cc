@@ -268,11 +268,6 @@ absl::Status CheckVerified(const AttentionPolicy& policy) {
     return absl::InvalidArgumentError(
         fmt::format("policy options 'verify' and '{}' exclude each other: {}", option, reason));
   };
-  if (policy.IsDense() && !policy.lookup) {
-    return absl::InvalidArgumentError(
-        "policy option 'verify' does not apply to 'dense', which drafts nothing; with lookup=on it "
-        "does");
-  }
   if (policy.completion) {
     return refuse("completion", "a summary cannot give back the tokens of a refused draft");
   }

@@ -31,7 +31,8 @@
 //   count   := digits, at most 268435456
 //   share   := decimal number above 0, at most 100
 //
-// Each option once, in any order. `dense` takes none but lookup, and verify beside it; `window` chooses nothing, so neither k nor p;
+// Each option once, in any order. `dense` takes none but lookup and verify, and verify alone only where drafts have weights of
+// their own (Model::CheckPolicy); `window` chooses nothing, so neither k nor p;
 // only policies with codes take bits. `min_mass` and `rerank` do not go with p. `verify` goes with neither completion nor suffix nor floor.
 #ifndef WINNOW_ENGINE_RETRIEVAL_ATTENTION_POLICY_H_
 #define WINNOW_ENGINE_RETRIEVAL_ATTENTION_POLICY_H_

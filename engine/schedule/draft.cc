@@ -58,6 +58,7 @@ void Draft::Drop() {
   grammar_.reset();
   allowed_.clear();
   verifies_ = false;
+  held_ = 0;
 }
 
 SequenceChunk Draft::Chunk(int32_t tokens, std::span<const int32_t> block_table,

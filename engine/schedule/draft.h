@@ -41,6 +41,10 @@ class Draft {
   // Drafted tokens that are left; those after them are not verified.
   void Cut(int32_t drafted);
   void Drop();
+  // Another step went by without the verification (Engine::HoldVerifications), or none may any more: it has waited for as many
+  // as it took to draft. REQUIRES: verifies.
+  bool MayHold() const { return source_ == DraftSource::kPolicy && held_ < num_drafted(); }
+  void Hold() { ++held_; }
 
   // Under a grammar a draft follows it with a state of its own, which has taken the drafted tokens; the answer's state
   // sees accepted ones only. What it allows after 0, 1, ... drafted tokens is kept for the verification's rows.
@@ -55,6 +59,7 @@ class Draft {
 
   bool active() const { return !tokens_.empty(); }
   bool verifies() const { return verifies_; }
+  bool drafting() const { return active() && !verifies_; }
   DraftSource source() const { return source_; }
   int32_t position() const { return position_; }  // of tokens()[0]
   int32_t num_drafted() const { return static_cast<int32_t>(tokens_.size()) - 1; }
@@ -87,6 +92,7 @@ class Draft {
   int32_t length_ = 0;
   bool verifies_ = false;
   DraftSource source_ = DraftSource::kPolicy;
+  int32_t held_ = 0;  // steps
   // After 1, 2, ... drafted tokens; only of requests with penalties. Grows as it is asked for.
   std::vector<TokenHistory> histories_;
   std::unique_ptr<GrammarState> grammar_;

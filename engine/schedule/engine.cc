@@ -94,8 +94,11 @@ Engine::Engine(const EngineOptions& options, Model& model, const Tokenizer& toke
       pool_(model.num_blocks(), memory_, options.kv_events),
       prefixes_(options.prefix_cache ? memory_ : nullptr, pool_, model.block_tokens(), clock),
       sampled_(model.max_batch_tokens()) {
-  batch_.chunks.reserve(options.max_running);
-  batch_sequences_.reserve(options.max_running);
+  for (Pass& pass : passes_) {
+    pass.batch.chunks.reserve(options.max_running);
+    pass.sequences.reserve(options.max_running);
+  }
+  passes_.front().batch.drafts = true;
   sample_rows_.reserve(model.max_batch_tokens());
   if (memory_ != nullptr) {
     memory_->store().SetEvents(options_.kv_events, options_.store_tier);
@@ -243,25 +246,12 @@ bool Engine::Step() {
     plan = &Plan(now);
   }
   Apply(*plan, now);
-  const bool computes = !batch_.chunks.empty();
+  const bool computes = std::any_of(passes_.begin(), passes_.end(),
+                                    [](const Pass& pass) { return !pass.batch.chunks.empty(); });
   const bool adopted = std::exchange(adopted_, false);
-  if (computes) {
-    ++stats_.steps;
-    PlanSampling();
-    const TimePoint begun = clock_.Now();
-    const Duration waited = StoreWaitTime();
-    const absl::Status status = model_.Sample(batch_, sample_rows_, sampled_);
-    const TimePoint done = clock_.Now();
-    RestReaders(done, StoreWaitTime() - waited);
-    decode_seconds_.reset();
-    if (OnlyDecodes()) {
-      decode_seconds_ = std::chrono::duration<double>(done - begun).count();
-    }
-    if (status.ok()) {
-      Advance(done);
-    } else {
-      Fail(status);
-    }
+  stats_.steps += computes ? 1 : 0;
+  for (Pass& pass : passes_) {
+    if (!pass.batch.chunks.empty() && !failed_) Run(pass);
   }
   const bool awaits = AwaitsFetches(!plan->chunks.empty());
   EndStarved(computes || adopted || awaits, now);
@@ -284,6 +274,22 @@ bool Engine::Step() {
   }
   if (awaits && !computes && !adopted) memory_->fetcher().Wait(kFetchWait);
   return computes || adopted || awaits;
+}
+
+void Engine::Run(Pass& pass) {
+  PlanSampling(pass);
+  const TimePoint begun = clock_.Now();
+  const Duration waited = StoreWaitTime();
+  const absl::Status status = model_.Sample(pass.batch, sample_rows_, sampled_);
+  const TimePoint done = clock_.Now();
+  RestReaders(pass, done, StoreWaitTime() - waited);
+  decode_seconds_.reset();
+  if (OnlyDecodes(pass)) decode_seconds_ = std::chrono::duration<double>(done - begun).count();
+  if (status.ok()) {
+    Advance(pass, done);
+  } else {
+    Fail(status);
+  }
 }
 
 void Engine::TakeOver() {
@@ -330,6 +336,11 @@ void Engine::EndOverdue(TimePoint now) {
 
 bool Engine::IsFetching(const Sequence& sequence) const {
   return sequence.fetch != BlockFetcher::kNone && !memory_->fetcher().done(sequence.fetch);
+}
+
+// Steps leave it out, because its KV, or room for it, is yet to come.
+bool Engine::AwaitsKv(const Sequence& sequence, TimePoint now) const {
+  return IsFetching(sequence) || sequence.awaits_room || sequence.rests_until > now;
 }
 
 void Engine::TakeInFetched(TimePoint now) {
@@ -438,13 +449,13 @@ Duration Engine::StoreWaitTime() const {
 }
 
 // Those that made a step wait for reads rest for as long as it waited: half of the time is for who reads nothing.
-void Engine::RestReaders(TimePoint now, Duration waited) {
+void Engine::RestReaders(const Pass& pass, TimePoint now, Duration waited) {
   if (waited <= options_.slow_wait) return;
   slow_until_ = now + kSlowTime;
-  for (size_t i = 0; i < batch_sequences_.size(); ++i) {
+  for (size_t i = 0; i < pass.sequences.size(); ++i) {
     const TierBytes& bytes = memory_->chunk_bytes(static_cast<int32_t>(i));
     if (bytes.host + bytes.disk == 0) continue;
-    batch_sequences_[i]->rests_until = now + waited;
+    pass.sequences[i]->rests_until = now + waited;
     ++stats_.fetches.rests;
   }
 }
@@ -464,19 +475,18 @@ PlanInput Engine::View(TimePoint now) {
   const int32_t free_blocks =
       memory_ == nullptr ? pool_.num_free()
                          : std::min(pool_.num_free(), memory_->residency().RoomForBlocks());
-  PlanDrafts(free_blocks);
+  PlanDrafts(free_blocks, now);
   for (const std::unique_ptr<Sequence>& sequence : sequences_) {
     const std::optional<TimePoint>& paused = sequence->paused_since;
-    views_.push_back(
-        {.phase = sequence->phase,
-         .known_tokens = sequence->planned_known_tokens(),
-         .computed_tokens = sequence->planned_computed_tokens(),
-         .blocks = sequence->cache.num_blocks(),
-         .tenant = sequence->tenant,
-         .verifies = sequence->draft.verifies(),
-         .paused = paused.has_value(),
-         .yields = paused.has_value() && now - *paused >= options_.pause_grace,
-         .fetches = IsFetching(*sequence) || sequence->awaits_room || sequence->rests_until > now});
+    views_.push_back({.phase = sequence->phase,
+                      .known_tokens = sequence->planned_known_tokens(),
+                      .computed_tokens = sequence->planned_computed_tokens(),
+                      .blocks = sequence->cache.num_blocks(),
+                      .tenant = sequence->tenant,
+                      .verifies = sequence->draft.verifies(),
+                      .paused = paused.has_value(),
+                      .yields = paused.has_value() && now - *paused >= options_.pause_grace,
+                      .waits = AwaitsKv(*sequence, now) || sequence->holds_verification});
   }
   return {.step_tokens = options_.step_tokens,
           .prompt_step_tokens = MostStepTokens(),
@@ -507,8 +517,7 @@ void Engine::Apply(const StepPlan& plan, TimePoint now) {
     StartRetrieval(sequence);
     if (!sequence.ended) adopted_ |= AdoptPrefix(sequence);
   }
-  batch_.chunks.clear();
-  batch_sequences_.clear();
+  ClearPasses();
   for (const PlannedChunk& chunk : plan.chunks) {
     Sequence& sequence = *sequences_[chunk.sequence];
     if (sequence.ended) continue;
@@ -516,23 +525,33 @@ void Engine::Apply(const StepPlan& plan, TimePoint now) {
     if (sequence.planned_computed_tokens() != views_[chunk.sequence].computed_tokens) continue;
     if (FetchesFirst(sequence, chunk.tokens, now)) continue;
     sequence.cache.Grow(chunk.new_blocks);
-    batch_sequences_.push_back(&sequence);
+    const bool drafts = sequence.draft.drafting() && model_.has_draft_weights();
+    Pass& pass = drafts ? passes_.front() : passes_.back();
+    pass.sequences.push_back(&sequence);
     if (sequence.draft.active()) {
-      batch_.chunks.push_back(sequence.draft.Chunk(chunk.tokens, sequence.cache.block_table(),
-                                                   sequence.retrieval.get()));
+      pass.batch.chunks.push_back(sequence.draft.Chunk(chunk.tokens, sequence.cache.block_table(),
+                                                       sequence.retrieval.get()));
       continue;
     }
     const int32_t position = sequence.cache.num_tokens();
     const int32_t first_with_logits = sequence.first_with_logits();
     WINNOW_CHECK(position <= first_with_logits);
-    batch_.chunks.push_back({.tokens = std::span(sequence.tokens).subspan(position, chunk.tokens),
-                             .position = position,
-                             .block_table = sequence.cache.block_table(),
-                             .num_logits = std::max(0, position + chunk.tokens - first_with_logits),
-                             .retrieval = sequence.retrieval.get(),
-                             .retrieve_from = sequence.retrieve_from()});
+    pass.batch.chunks.push_back(
+        {.tokens = std::span(sequence.tokens).subspan(position, chunk.tokens),
+         .position = position,
+         .block_table = sequence.cache.block_table(),
+         .num_logits = std::max(0, position + chunk.tokens - first_with_logits),
+         .retrieval = sequence.retrieval.get(),
+         .retrieve_from = sequence.retrieve_from()});
   }
   if (!plan.preempt.empty() || !plan.admit.empty()) SortSequences();
+}
+
+void Engine::ClearPasses() {
+  for (Pass& pass : passes_) {
+    pass.batch.chunks.clear();
+    pass.sequences.clear();
+  }
 }
 
 // Nothing can go on because the store takes nothing: the first in line is told so after a while.
@@ -606,11 +625,11 @@ void Engine::StartRetrieval(Sequence& sequence) {
   }
 }
 
-// Whether every row of the batch is decoded or verified: none is a prompt's but the last of one.
-bool Engine::OnlyDecodes() const {
-  for (size_t i = 0; i < batch_.chunks.size(); ++i) {
-    const SequenceChunk& chunk = batch_.chunks[i];
-    const int32_t last = batch_sequences_[i]->num_prompt_tokens() - 1;
+// Whether every row of the pass is decoded or verified: none is a prompt's but the last of one.
+bool Engine::OnlyDecodes(const Pass& pass) {
+  for (size_t i = 0; i < pass.batch.chunks.size(); ++i) {
+    const SequenceChunk& chunk = pass.batch.chunks[i];
+    const int32_t last = pass.sequences[i]->num_prompt_tokens() - 1;
     if (chunk.num_logits < static_cast<int32_t>(chunk.tokens.size()) || chunk.position < last) {
       return false;
     }
@@ -624,19 +643,19 @@ int32_t Engine::ScoresOf(const Sequence& sequence, const SequenceChunk& chunk) {
   return chunk.num_logits - (end == sequence.num_known_tokens() ? 1 : 0);
 }
 
-void Engine::PlanSampling() {
+void Engine::PlanSampling(const Pass& pass) {
   sample_rows_.clear();
-  for (size_t i = 0; i < batch_.chunks.size(); ++i) {
-    const int32_t rows = batch_.chunks[i].num_logits;
+  for (size_t i = 0; i < pass.batch.chunks.size(); ++i) {
+    const int32_t rows = pass.batch.chunks[i].num_logits;
     if (rows == 0) continue;
-    Sequence& sequence = *batch_sequences_[i];
+    Sequence& sequence = *pass.sequences[i];
     if (sequence.draft.active()) {
       AllowNextDrafted(sequence);
       sequence.draft.AppendSampleRows(sequence.request, sequence.history,
                                       sequence.answer.num_tokens(), rows, &sample_rows_);
       continue;
     }
-    const int32_t scores = ScoresOf(sequence, batch_.chunks[i]);
+    const int32_t scores = ScoresOf(sequence, pass.batch.chunks[i]);
     for (const int32_t token :
          std::span(sequence.request.prompt).subspan(sequence.num_scored + 1, scores)) {
       kernels::SampleRow& row = sample_rows_.emplace_back();
@@ -665,12 +684,12 @@ std::span<const uint32_t> Engine::AllowedTokens(Sequence& sequence, GrammarState
   return allowed;
 }
 
-void Engine::Advance(TimePoint now) {
+void Engine::Advance(const Pass& pass, TimePoint now) {
   size_t row = 0;
   bool lost = false;
-  for (size_t i = 0; i < batch_.chunks.size(); ++i) {
-    const SequenceChunk& chunk = batch_.chunks[i];
-    Sequence& sequence = *batch_sequences_[i];
+  for (size_t i = 0; i < pass.batch.chunks.size(); ++i) {
+    const SequenceChunk& chunk = pass.batch.chunks[i];
+    Sequence& sequence = *pass.sequences[i];
     stats_.computed_tokens += chunk.tokens.size();
     const TierBytes fetched = EndFetch(sequence);
     const std::span<const kernels::SampledToken> rows =
@@ -681,7 +700,7 @@ void Engine::Advance(TimePoint now) {
       lost = true;
       continue;
     }
-    CountTiers(sequence, static_cast<int32_t>(i), fetched);
+    CountTiers(pass, static_cast<int32_t>(i), fetched);
     if (sequence.draft.active()) {
       AdvanceDraft(sequence, rows, now);
       continue;
@@ -750,8 +769,9 @@ void Engine::Take(Sequence& sequence, const kernels::SampledToken& sampled, Time
 }
 
 // Bytes brought from slower tiers for a chunk that decodes.
-void Engine::CountTiers(Sequence& sequence, int32_t chunk, const TierBytes& fetched) {
-  if (memory_ == nullptr || batch_.chunks[chunk].position < sequence.decode_from()) return;
+void Engine::CountTiers(const Pass& pass, int32_t chunk, const TierBytes& fetched) {
+  Sequence& sequence = *pass.sequences[chunk];
+  if (memory_ == nullptr || pass.batch.chunks[chunk].position < sequence.decode_from()) return;
   TierBytes bytes = memory_->chunk_bytes(chunk);
   bytes.host += fetched.host;
   bytes.disk += fetched.disk;
@@ -759,7 +779,7 @@ void Engine::CountTiers(Sequence& sequence, int32_t chunk, const TierBytes& fetc
   sequence.usage.kv_read_bytes_disk += bytes.disk;
   stats_.kv_read_bytes_host += bytes.host;
   stats_.kv_read_bytes_disk += bytes.disk;
-  CountDraftReads(sequence, static_cast<int32_t>(batch_.chunks[chunk].tokens.size()),
+  CountDraftReads(sequence, static_cast<int32_t>(pass.batch.chunks[chunk].tokens.size()),
                   {.host = bytes.host, .disk = bytes.disk});
 }
 
@@ -828,12 +848,14 @@ void Engine::EndAll(FinishReason reason, const std::string& error, absl::StatusC
 }
 
 void Engine::Emit() {
-  for (Sequence* sequence : batch_sequences_) {
-    if (sequence->ended || (sequence->scores.empty() && !sequence->answer.has_news())) continue;
-    OutputEvent event;
-    event.scores = std::exchange(sequence->scores, {});
-    sequence->answer.TakeInto(&event);
-    events_.emplace_back(sequence->output, std::move(event));
+  for (const Pass& pass : passes_) {
+    for (Sequence* sequence : pass.sequences) {
+      if (sequence->ended || (sequence->scores.empty() && !sequence->answer.has_news())) continue;
+      OutputEvent event;
+      event.scores = std::exchange(sequence->scores, {});
+      sequence->answer.TakeInto(&event);
+      events_.emplace_back(sequence->output, std::move(event));
+    }
   }
   std::erase_if(sequences_, [](const auto& sequence) { return sequence->ended; });
   // Statistics come before events: a request counts as running at its first one, and its blocks as free at its last one.
@@ -889,10 +911,15 @@ void Engine::ChangeWaiting(int32_t requests, const Sequence& sequence) {
 }
 
 void Engine::Observe(Duration duration) {
-  const int64_t tokens = batch_.num_tokens();
+  int64_t tokens = 0;
+  size_t chunks = 0;
+  for (const Pass& pass : passes_) {
+    tokens += pass.batch.num_tokens();
+    chunks += pass.batch.chunks.size();
+  }
   const uint64_t rows = stats_.attended_rows - observed_rows_;
   observed_rows_ = stats_.attended_rows;
-  observer_.OnStep({.sequences = static_cast<int32_t>(batch_.chunks.size()),
+  observer_.OnStep({.sequences = static_cast<int32_t>(chunks),
                     .tokens = static_cast<int32_t>(tokens),
                     .attended_rows = rows,
                     .duration = duration});
@@ -910,8 +937,7 @@ void Engine::Shutdown() {
   TakeOver();
   EndAll(FinishReason::kCancelled, "the server is stopping", absl::StatusCode::kUnavailable);
   mailbox_.Close();
-  batch_.chunks.clear();
-  batch_sequences_.clear();
+  ClearPasses();
   Emit();
   // Nobody can be served from here any more.
   if (options_.kv_events != nullptr && !stopped_) {

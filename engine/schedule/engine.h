@@ -11,6 +11,7 @@
 #define WINNOW_ENGINE_SCHEDULE_ENGINE_H_
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -141,6 +142,12 @@ class Engine {
   bool Step();
 
  private:
+  // What a step computes with one set of weights.
+  struct Pass {
+    Batch batch;
+    std::vector<Sequence*> sequences;  // of batch.chunks
+  };
+
   Engine(const EngineOptions& options, Model& model, const Tokenizer& tokenizer, const Clock& clock,
          EngineObserver* observer);
 
@@ -154,11 +161,13 @@ class Engine {
   int32_t MostStepTokens() const {
     return std::max(options_.step_tokens, options_.prompt_step_tokens);
   }
-  void Apply(const StepPlan& plan, TimePoint now);  // sequences change phase; batch_ is filled
-  void PlanSampling();                              // how the batch's rows become tokens
+  void Apply(const StepPlan& plan, TimePoint now);  // sequences change phase; passes_ are filled
+  void Run(Pass& pass);
+  void PlanSampling(const Pass& pass);  // how its rows become tokens
   // Tokens that may follow `state`, which is the sequence's or its draft's.
   std::span<const uint32_t> AllowedTokens(Sequence& sequence, GrammarState& state);
-  void Advance(TimePoint now);  // sequences by what was computed and sampled
+  void Advance(const Pass& pass, TimePoint now);  // sequences by what was computed and sampled
+  void ClearPasses();
   void Fail(const absl::Status& status);
   void Emit();
   void Observe(Duration duration);
@@ -166,10 +175,11 @@ class Engine {
   void Take(Sequence& sequence, const kernels::SampledToken& sampled, TimePoint now);
   void TakeScore(Sequence& sequence, const kernels::SampledToken& rated);
   static int32_t ScoresOf(const Sequence& sequence, const SequenceChunk& chunk);
-  bool OnlyDecodes() const;  // the batch
+  static bool OnlyDecodes(const Pass& pass);
   // engine_draft.cc
-  void PlanDrafts(int32_t free_blocks);
+  void PlanDrafts(int32_t free_blocks, TimePoint now);
   void BeginDraft(Sequence& sequence, int32_t verifying);
+  void HoldVerifications(TimePoint now);
   void AdvanceDraft(Sequence& sequence, std::span<const kernels::SampledToken> drawn,
                     TimePoint now);
   void DropDraft(Sequence& sequence);
@@ -178,18 +188,19 @@ class Engine {
   void CountDrafted(Sequence& sequence, int32_t tokens);
   void CountDraftReads(Sequence& sequence, int32_t rows, const KvReads& reads);
   bool IsFetching(const Sequence& sequence) const;
+  bool AwaitsKv(const Sequence& sequence, TimePoint now) const;
   bool FetchesFirst(Sequence& sequence, int32_t tokens, TimePoint now);
   uint64_t BeginFetch(Sequence& sequence, int32_t tokens, TimePoint now);
   TierBytes EndFetch(Sequence& sequence);
   Duration StoreWaitTime() const;  // since the start
-  void RestReaders(TimePoint now, Duration waited);
+  void RestReaders(const Pass& pass, TimePoint now, Duration waited);
   void SortSequences();
   void Preempt(Sequence& sequence);
   void EndStarved(bool progress, TimePoint now);
   void Recompute(Sequence& sequence);
   void ComputeAlone(Sequence& sequence);
   void StartRetrieval(Sequence& sequence);
-  void CountTiers(Sequence& sequence, int32_t chunk, const TierBytes& fetched);
+  void CountTiers(const Pass& pass, int32_t chunk, const TierBytes& fetched);
   void CountDenseDecode(Sequence& sequence);
   void CountRetrieval(Sequence& sequence);
   void Count(Sequence& sequence, const RetrievalCounts& counts);
@@ -265,12 +276,12 @@ class Engine {
   bool adopted_ = false;    // a prefix, in this step
   TimePoint slow_until_{};  // the store's reads were slow
   std::optional<TimePoint> starved_since_;
-  // That the step's pass took, if every row of it was decoded or verified: what a draft's length depends on.
+  // That the latest pass took, if every row of it was decoded or verified: what a draft's length depends on.
   std::optional<double> decode_seconds_;
   std::vector<SequenceView> views_;
-  Batch batch_;
-  std::vector<Sequence*> batch_sequences_;       // of batch_.chunks
-  std::vector<kernels::SampleRow> sample_rows_;  // of batch_.num_logits()
+  // In the order in which they run: drafts that have weights of their own, and all others.
+  std::array<Pass, 2> passes_;
+  std::vector<kernels::SampleRow> sample_rows_;  // of a pass's num_logits()
   std::vector<kernels::SampledToken> sampled_;   // the same; room for a row of each token
   std::vector<std::pair<std::shared_ptr<OutputQueue>, OutputEvent>>
       events_;  // of the step, to be told

@@ -1,5 +1,5 @@
 // Verified policies in the step loop (docs/exact.md): a sequence drafts token by token under its
-// policy, then dense attention computes the draft in one chunk, and of what it draws the sequence takes
+// policy, with weights in fewer bits where the model has them, then dense attention computes the draft in one chunk, and of what it draws the sequence takes
 // all up to the first token that was drafted wrong. Only what was taken is the sequence's: KV, block
 // names and indexes end where it ends.
 #include <algorithm>
@@ -33,7 +33,7 @@ bool IsStopToken(const Request& request, int32_t token) {
 }  // namespace
 
 // Before a plan is made: who has one token to go drafts, and who drafts may have to stop.
-void Engine::PlanDrafts(int32_t free_blocks) {
+void Engine::PlanDrafts(int32_t free_blocks, TimePoint now) {
   const auto verifies = [](const Sequence& sequence) {
     return sequence.phase == Phase::kRunning && sequence.request.policy.IsVerified();
   };
@@ -56,6 +56,30 @@ void Engine::PlanDrafts(int32_t free_blocks) {
       draft.EndDrafting();
     }
   }
+  if (model_.has_draft_weights()) HoldVerifications(now);
+}
+
+// Drafts that have weights of their own and whatever else there is are two passes of a step, and the one with the answers'
+// weights costs many times as much. Where nobody needs it but verifications, they wait for drafts of others that are not done:
+// one pass for all of them. None waits for more steps than it took to draft, so that short drafts do not stand still for long ones.
+void Engine::HoldVerifications(TimePoint now) {
+  bool others_draft = false, needs_pass = false;
+  for (const std::unique_ptr<Sequence>& sequence : sequences_) {
+    sequence->holds_verification = false;
+    if (sequence->phase != Phase::kRunning || sequence->paused_since.has_value() ||
+        AwaitsKv(*sequence, now)) {
+      continue;
+    }
+    const Draft& draft = sequence->draft;
+    others_draft |= draft.drafting();
+    needs_pass |= !draft.drafting() && !(draft.verifies() && draft.MayHold());
+  }
+  if (!others_draft || needs_pass) return;
+  for (const std::unique_ptr<Sequence>& sequence : sequences_) {
+    if (sequence->phase != Phase::kRunning || !sequence->draft.verifies()) continue;
+    sequence->holds_verification = true;
+    sequence->draft.Hold();
+  }
 }
 
 void Engine::BeginDraft(Sequence& sequence, int32_t verifying) {
@@ -77,7 +101,8 @@ void Engine::BeginDraft(Sequence& sequence, int32_t verifying) {
     return is_auto ? sequence.draft_length.Next(source, most) : most;
   };
   const bool retrieves = sequence.retrieval != nullptr && model_.Retrieves(policy, known);
-  if (policy.lookup && MayLookUp(sequence, retrieves)) {
+  const bool drafts = retrieves || model_.has_draft_weights();
+  if (policy.lookup && MayLookUp(sequence, drafts)) {
     const std::vector<int32_t> found =
         sequence.lookup.Propose(sequence.tokens, wanted(DraftSource::kLookup));
     if (!found.empty()) {
@@ -90,7 +115,7 @@ void Engine::BeginDraft(Sequence& sequence, int32_t verifying) {
       sequence.draft.Drop();
     }
   }
-  if (!retrieves) return;
+  if (!drafts) return;
   if (const DraftCostTable::Place place = DraftCostTable::PlaceOf(known, verifying);
       is_auto && place != sequence.draft_costs_place) {
     sequence.draft_length.Share(draft_costs_.Of(ToString(policy), place));
@@ -98,7 +123,7 @@ void Engine::BeginDraft(Sequence& sequence, int32_t verifying) {
   }
   if (const int32_t length = wanted(DraftSource::kPolicy); length > 0) {
     sequence.draft.Begin(known - 1, sequence.tokens.back(), length);
-    sequence.draft_takes_in = sequence.retrieval->NotIndexed(known - 1);
+    sequence.draft_takes_in = retrieves ? sequence.retrieval->NotIndexed(known - 1) : 0;
     if (sequence.grammar != nullptr) sequence.draft.SetGrammar(sequence.grammar->Clone());
   }
 }
@@ -148,6 +173,9 @@ void Engine::AdvanceDraft(Sequence& sequence, std::span<const kernels::SampledTo
   counts.rows_dense = 0;  // without a draft nobody would have read for it
   const auto rows = static_cast<int32_t>(drawn.size());
   if (!draft.verifies()) {
+    if (sequence.retrieval == nullptr) {
+      counts.rows_read = model_.KvRowsSeen(draft.computed_tokens(), rows);
+    }
     Count(sequence, counts);
     CountDraftReads(sequence, rows, {.fast = counts.rows_read * model_.kv_row_bytes()});
     const kernels::SampledToken& next = drawn.front();

@@ -39,7 +39,7 @@ bool Scheduler::IsActive(int32_t index) const {
 }
 
 bool Scheduler::MayStep(int32_t index) const {
-  return IsActive(index) && !input_->sequences[index].fetches;
+  return IsActive(index) && !input_->sequences[index].waits;
 }
 
 int32_t Scheduler::Pending(int32_t index) const {
@@ -60,9 +60,9 @@ void Scheduler::PlanDecodes() {
   const auto count = static_cast<int32_t>(states_.size());
   int32_t oldest = -1;
   int32_t decodes = 0;
-  bool older_fetches = false;  // than the oldest that may step: it keeps its blocks
+  bool older_waits = false;  // than the oldest that may step: it keeps its blocks
   for (int32_t i = 0; i < count; ++i) {
-    older_fetches |= oldest < 0 && IsActive(i) && !MayStep(i);
+    older_waits |= oldest < 0 && IsActive(i) && !MayStep(i);
     if (!MayStep(i)) continue;
     if (oldest < 0) oldest = i;
     decodes += Decodes(i);
@@ -88,7 +88,7 @@ void Scheduler::PlanDecodes() {
     }
     if (free_ < blocks) {
       // It waits with what it holds: older ones will give blocks back when they end, or take these.
-      WINNOW_CHECK(i != oldest || input_->scarce || older_fetches);
+      WINNOW_CHECK(i != oldest || input_->scarce || older_waits);
       continue;
     }
     free_ -= blocks;

@@ -7,7 +7,8 @@
 //      one for a younger: so the oldest that can run always runs, and everything ends. A draft that is
 //      to be verified counts as one token, too, and gets the rows that are left over for all of it, the
 //      oldest first; where blocks are short it takes none for more than its first token. A sequence whose KV is on its
-//      way from a slower tier gets nothing, and is in nobody's way but for what it holds.
+//      way from a slower tier, or whose verification waits for others' drafts, gets nothing, and is in nobody's way but
+//      for what it holds.
 //   2. Admission, while there are slots, blocks for all known tokens, and one spare block for each
 //      running sequence to grow into: first those preempted, in order of admission; then those that
 //      wait, the tenant that was served least first, each tenant's in order of arrival. Who does
@@ -36,8 +37,7 @@ struct SequenceView {
   bool verifies = false;  // what it lacks is its last token and a draft, wanted in one step
   bool paused = false;    // its reader is slow: must not run
   bool yields = false;    // paused for so long that it may lose its blocks to any that waits
-  bool fetches =
-      false;  // its KV is on its way from a slower tier: no tokens, but it keeps its blocks
+  bool waits = false;  // for KV on its way, or others' drafts: no tokens, but it keeps its blocks
 };
 
 struct PlanInput {

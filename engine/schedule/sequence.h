@@ -87,6 +87,7 @@ struct Sequence {
   Answer answer;
   TokenHistory history;
   Draft draft;
+  bool holds_verification = false;  // this step goes without it (Engine::HoldVerifications)
   DraftLength draft_length;
   DraftCostTable::Place draft_costs_place;  // whose costs draft_length shares
   int32_t draft_takes_in = 0;    // tokens that the index takes in with the draft's first step

@@ -251,6 +251,21 @@ class PlanAndServe(unittest.TestCase):
             with self.subTest(weights):
                 self.check_sizes("--max-context", 2048, "--weights", weights)
 
+    def test_draft_weights_are_counted_beside_the_others(self):
+        for form in ("int8", "int4", "fp8"):
+            with self.subTest(form):
+                flags = ("--max-context", 2048, "--draft-weights", form)
+                planned = plan(*flags)
+                with Server(*flags) as server:
+                    self.compare(planned, server)
+                    sizes = event(server, "sizes")
+                    self.assertEqual(sizes["draft_weights"], form)
+                    self.assertEqual(sizes["draft_weight_bytes"], planned["memory"]["draft_weight_bytes"])
+                without = plan("--max-context", 2048)["memory"]
+                self.assertEqual(planned["memory"]["fast_bytes"] - without["fast_bytes"], planned["memory"]["draft_weight_bytes"])
+        memory = plan("--max-context", 2048, "--device", "cuda", "--draft-weights", "int8")["memory"]
+        self.assertEqual(memory["widening_bytes"], 2 * 4096 * 256)
+
     def test_sizes_of_other_models(self):
         for changes in ({"tie_word_embeddings": False}, {"torch_dtype": "float16"},
                         {"tie_word_embeddings": False, "torch_dtype": "float16"}):

@@ -222,6 +222,26 @@ class Configuration(unittest.TestCase):
             self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
             self.assertIn("rerank", details_of(caught.exception)["BadRequest"].field_violations[0].description)
 
+    def test_drafts_have_weights_of_their_own(self):
+        def ask(server, policy):
+            responses = list(Api(server.address).generate(
+                counting_request(document(300), 40, policy=policy,
+                                 sampling=inference.SamplingOptions(temperature=0.7, seed=5)), timeout=PATIENCE))
+            return token_ids(responses), responses[-1].finish.usage
+        with Server("--draft-weights", "int4", "--policy", "dense:verify=4") as server:
+            dense, _ = ask(server, "dense")
+            for policy in ("dense:verify=4", "lsh:k=3%,from=0,verify=4", "dense:lookup=on,verify=4", ""):
+                ids, usage = ask(server, policy)
+                self.assertEqual(ids, dense, policy)
+                self.assertEqual(usage.exactness, "exact")
+                self.assertGreater(usage.drafts.verified_tokens, 0, policy)
+                self.assertGreater(usage.drafts.accepted_tokens, 0, policy)
+        with Server() as server:
+            with self.assertRaises(grpc.RpcError) as caught:
+                ask(server, "dense:verify=4")
+            self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+            self.assertIn("--draft-weights", details_of(caught.exception)["BadRequest"].field_violations[0].description)
+
     def test_exactness_of_the_server(self):
         with Server("--retrieval-from", "0", "--policy", "lsh:k=3%,floor=0.5", "--exactness", "floor:0.5") as server:
             api = Api(server.address)
@@ -254,6 +274,10 @@ class Configuration(unittest.TestCase):
                                       (["--exactness", "fast", "--policy", "lsh:verify=8"], 78, "verify"),
                                       (["--exactness", "floor:0.9", "--policy", "lsh", "--probe-interval", "0"], 78, "floor"),
                                       (["--exactness", "exact", "--policy", "lsh", "--step-tokens", "64"], 78, "step-tokens"),
+                                      (["--draft-weights", "wide"], 2, "draft-weights"),
+                                      (["--draft-weights", "int8", "--weights", "int8"], 2, "draft_weights is int8"),
+                                      (["--draft-weights", "stored"], 2, "draft_weights is stored"),
+                                      (["--policy", "dense:verify=4"], 78, "--draft-weights"),
                                       (["--artifact", "none", "--policy", "spotlight"], 78, "artifact")):
                 with self.subTest(flags=flags):
                     result = self.serve(*flags)

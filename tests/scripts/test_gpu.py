@@ -191,6 +191,11 @@ class GpuTest(unittest.TestCase):
         self.assertEqual(first[first.index("--policy") + 1], gpu.VERIFIED_POLICIES[0])
         self.assertTrue(all("verify=" in policy for policy in gpu.VERIFIED_POLICIES))
 
+    def test_exact_asks_dense_drafts_too_where_they_have_weights_of_their_own(self):
+        self.assertEqual(gpu.policies_of_exact(["--kv-dtype", "int8"]), gpu.VERIFIED_POLICIES)
+        for flags in (["--draft-weights", "int8"], ["--draft-weights=int8"]):
+            self.assertEqual(gpu.policies_of_exact(flags), [*gpu.VERIFIED_POLICIES, "dense:verify=4", "dense:verify=auto"])
+
     def test_a_server_that_does_not_start_shows_its_log(self):
         result = self.run_gpu("tokens", FAIL="serve")
         self.assertEqual(result.returncode, 1)

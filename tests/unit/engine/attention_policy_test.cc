@@ -271,12 +271,13 @@ TEST(AttentionPolicy, VerifyAndLookupHaveOneText) {
   EXPECT_EQ(ToString(Parse("dense:lookup=on")), "dense:lookup=on,verify=auto");
   EXPECT_EQ(ToString(Parse("dense:verify=64,lookup=on")), "dense:lookup=on,verify=64");
   EXPECT_EQ(ToString(Parse("dense:lookup=off")), "dense");
+  // Whether anything drafts there is the model's matter.
+  EXPECT_EQ(ToString(Parse("dense:verify=8")), "dense:verify=8");
   EXPECT_EQ(Parse("lsh:verify=1").verify, 1);
   EXPECT_FALSE(Parse("lsh").IsVerified());
 }
 
 TEST(AttentionPolicy, WhatCannotBeVerifiedIsRefusedWithBothNames) {
-  ExpectInvalid("dense:verify=8", "policy option 'verify' does not apply to 'dense'");
   ExpectInvalid("spotlight:completion=on,verify=8",
                 "policy options 'verify' and 'completion' exclude each other: ");
   ExpectInvalid("pca:verify=8,suffix=1",

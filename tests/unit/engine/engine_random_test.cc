@@ -96,6 +96,7 @@ struct Totals {
   int64_t preemptions = 0;
   int64_t steps_with_paused = 0;
   uint64_t drafted = 0, accepted = 0, verifications = 0;
+  int64_t draft_passes = 0;  // with weights of their own
 };
 
 void RunWorkload(uint32_t seed, Totals& totals) {
@@ -104,6 +105,7 @@ void RunWorkload(uint32_t seed, Totals& totals) {
   shape.num_blocks = dice.OneIn(4) ? 200 : dice.Pick(6, 40);
   shape.max_batch_tokens = dice.Pick(8, 40);
   FakeModel model(shape);
+  model.draft_weights = dice.OneIn(3);
   EngineOptions options;
   options.max_running = dice.Pick(1, 8);
   options.step_tokens = dice.Pick(options.max_running, shape.max_batch_tokens);
@@ -134,7 +136,7 @@ void RunWorkload(uint32_t seed, Totals& totals) {
                               .verify = dice.OneIn(3) ? 64 : dice.Pick(1, 9),
                               .lookup = dice.OneIn(3)};
       if (dice.OneIn(5)) entry.request.policy.verify = AttentionPolicy::kVerifyAuto;
-      if (entry.request.policy.lookup && dice.OneIn(2)) {
+      if ((model.draft_weights || entry.request.policy.lookup) && dice.OneIn(2)) {
         entry.request.policy.kind = AttentionPolicy::Kind::kDense;
       }
     }
@@ -177,6 +179,7 @@ void RunWorkload(uint32_t seed, Totals& totals) {
   totals.drafted += stats.drafts.drafted;
   totals.accepted += stats.drafts.accepted;
   totals.verifications += stats.drafts.verifications;
+  totals.draft_passes += model.draft_passes;
   for (const Entry& entry : entries) {
     SCOPED_TRACE(testing::Message() << "request " << entry.request.id);
     const Reply& reply = entry.client->reply;
@@ -206,6 +209,7 @@ TEST(EngineRandomTest, EveryRequestHasTheTokensThatItHasAlone) {
   EXPECT_GT(totals.verifications, 5000u);
   EXPECT_GT(totals.accepted, 5000u);
   EXPECT_GT(totals.drafted, totals.accepted + 5000u);
+  EXPECT_GT(totals.draft_passes, 5000);
   for (const FinishReason reason :
        {FinishReason::kStopToken, FinishReason::kStopString, FinishReason::kMaxTokens,
         FinishReason::kCancelled, FinishReason::kDeadline}) {

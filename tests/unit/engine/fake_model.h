@@ -48,9 +48,13 @@ class FakeModel final : public Model {
   int64_t kv_row_bytes() const override { return 256; }
 
   absl::Status CheckPolicy(const AttentionPolicy& policy) const override {
+    if (policy.IsDense() && policy.IsVerified() && !policy.lookup && !draft_weights) {
+      return absl::InvalidArgumentError("verify: dense drafts nothing");
+    }
     return policy.completion ? absl::InvalidArgumentError("completion: no artifact")
                              : absl::OkStatus();
   }
+  bool has_draft_weights() const override { return draft_weights; }
   absl::StatusOr<std::unique_ptr<RetrievalState>> NewRetrievalState(
       const AttentionPolicy& policy) override {
     return std::make_unique<RetrievalState>(policy, std::vector<bool>(3, true));
@@ -75,10 +79,13 @@ class FakeModel final : public Model {
     return absl::OkStatus();
   }
 
-  // Drafts (chunks whose KV is not settled and that retrieve): one position in so many gets other logits
+  // Drafts (chunks whose KV is not settled and that retrieve, or have weights of their own): one position in so many gets other logits
   // than from dense attention. 0: none. Whatever this says, KV that a draft wrote is of no use to others.
   int32_t wrong_draft_every = 4;
   int64_t drafted = 0;
+  // Drafts have weights of their own: they come in batches of their own, and from dense attention, too.
+  bool draft_weights = false;
+  int64_t draft_passes = 0;  // with these
   // From this Forward on (the first is 1), every one fails.
   std::optional<int64_t> fail_at_forward;
   // A row of logits after this token is NaN.
@@ -95,8 +102,10 @@ class FakeModel final : public Model {
       return absl::InternalError("the device fell off the bus");
     }
     CheckBatch(batch, logits);
+    draft_passes += batch.drafts ? 1 : 0;
     size_t row = 0;
     for (const SequenceChunk& chunk : batch.chunks) {
+      EXPECT_EQ(batch.drafts, draft_weights && IsDraft(chunk));
       const auto count = static_cast<int32_t>(chunk.tokens.size());
       for (int32_t i = 0; i < count; ++i) {
         const int32_t position = chunk.position + i;
@@ -119,12 +128,12 @@ class FakeModel final : public Model {
     return x ^ (x >> 31);
   }
 
-  static bool IsDraft(const SequenceChunk& chunk) {
-    return chunk.retrieval != nullptr && chunk.retrieve_from <= chunk.position &&
+  bool IsDraft(const SequenceChunk& chunk) const {
+    return (draft_weights || chunk.retrieval != nullptr) && chunk.retrieve_from <= chunk.position &&
            chunk.settled <= chunk.position;
   }
   // What a draft's KV is written and read with.
-  static uint64_t MarkAt(const SequenceChunk& chunk, int32_t position) {
+  uint64_t MarkAt(const SequenceChunk& chunk, int32_t position) const {
     return IsDraft(chunk) && position >= chunk.settled ? 0xD5A4'0000'0001 : 0;
   }
 

@@ -130,7 +130,7 @@ TEST(SchedulerTest, TheLargerBudgetIsForStepsInWhichNobodyDecodes) {
   EXPECT_EQ(TotalTokens(scene.Plan()), 30);
   scene.sequences.back().paused = false;
   EXPECT_EQ(TotalTokens(scene.Plan()), 8);
-  scene.sequences.back().fetches = true;
+  scene.sequences.back().waits = true;
   EXPECT_EQ(TotalTokens(scene.Plan()), 30);
   scene.sequences.back() = scene.sequences.front();
   scene.sequences.back().verifies = true;
@@ -261,7 +261,7 @@ TEST(SchedulerTest, WhoseKvIsOnItsWayGetsNothingAndKeepsItsBlocks) {
   scene.Running(30, 8);
   scene.Running(9, 8);   // decodes, and needs a block
   scene.Running(20, 4);  // a prompt
-  scene.sequences[0].fetches = true;
+  scene.sequences[0].waits = true;
   const StepPlan plan = scene.Plan();
   EXPECT_TRUE(plan.preempt.empty());
   EXPECT_EQ(TokensOf(plan, 0), 0);
@@ -274,7 +274,7 @@ TEST(SchedulerTest, ForBlocksOfAnOlderOneWhoseKvIsOnItsWayAYoungerOneWaits) {
   Scene scene{.num_blocks = 4};
   scene.Running(9, 8);
   scene.Running(9, 8);
-  scene.sequences[0].fetches = true;
+  scene.sequences[0].waits = true;
   const StepPlan plan = scene.Plan();
   EXPECT_TRUE(plan.preempt.empty());
   EXPECT_TRUE(plan.chunks.empty());
@@ -284,7 +284,7 @@ TEST(SchedulerTest, AYoungerOneWhoseKvIsOnItsWayLosesItsBlocksToAnOlder) {
   Scene scene{.num_blocks = 4};
   scene.Running(9, 8);
   scene.Running(9, 8);
-  scene.sequences[1].fetches = true;
+  scene.sequences[1].waits = true;
   const StepPlan plan = scene.Plan();
   EXPECT_EQ(plan.preempt, std::vector<int32_t>{1});
   EXPECT_EQ(TokensOf(plan, 0), 1);

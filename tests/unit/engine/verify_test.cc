@@ -205,6 +205,39 @@ TEST_F(VerifyTest, AnswersAreThoseOfDenseAttention) {
   ExpectDraftsOfBothKinds();
 }
 
+// In memory and in tiers, with forms that are often wrong.
+TEST_F(VerifyTest, DraftWeightsDoNotShow) {
+  for (const char* form : {"int8", "int4"}) {
+    for (const bool tiered : {false, true}) {
+      SCOPED_TRACE(std::string(form) + (tiered ? ", host" : ", memory"));
+      ModelOptions options = WithRowsToVerify(tiered ? Tiered() : kv_tiers::Options());
+      if (tiered) {
+        options.tiers.host_bytes = 64 << 20;
+      } else {
+        options.kv_dtype = "bf16";
+        options.kv_bytes =
+            FrameBytes(config_) * config_.num_layers() * 8 * (kContext / kBlockTokens);
+      }
+      options.draft_weights = form;
+      const std::vector<Request> requests = requests_;
+      for (Request& request : requests_) {
+        // Dense attention drafts, too, where its drafts are cheaper.
+        if (request.policy.IsDense()) request.policy.lookup = false;
+      }
+      const auto model = Load(options);
+      const std::vector<Reply> replies = Answers(*model);
+      ExpectDense(replies);
+      for (size_t i = 0; i < replies.size(); ++i) {
+        const Usage& usage = replies[i].last.usage;
+        if (!requests_[i].policy.IsDense() || usage.generated_tokens < 10) continue;
+        EXPECT_GT(usage.drafts.drafted, 0u) << ToString(requests_[i].policy);
+      }
+      requests_ = requests;
+    }
+  }
+  ExpectDraftsOfBothKinds();
+}
+
 TEST_F(VerifyTest, TiersDoNotShow) {
   for (const bool disk : {false, true}) {
     SCOPED_TRACE(disk ? "disk" : "host");
@@ -233,7 +266,8 @@ TEST_F(VerifyTest, TiersDoNotShow) {
 TEST_F(VerifyTest, NothingOfADraftIsLeftInAnIndex) {
   ModelOptions options = WithRowsToVerify(kv_tiers::Options());
   options.kv_dtype = "bf16";
-  options.kv_bytes = FrameBytes(config_) * config_.num_layers() * 2 * (kContext / kBlockTokens);
+  options.kv_bytes = FrameBytes(config_) * config_.num_layers() * 3 * (kContext / kBlockTokens);
+  options.draft_weights = "int4";
   const auto model = Load(options);
   Decoder& decoder = *model->decoder;
   constexpr int32_t kDrafted = 30;
@@ -254,18 +288,19 @@ TEST_F(VerifyTest, NothingOfADraftIsLeftInAnIndex) {
         "lsh:k=4,window=4", "quest:k=16,window=4", "lsh:k=4,p=0.8,window=4", "hata:k=4,window=4"}) {
     SCOPED_TRACE(std::string(text) + ", seed " + std::to_string(seed_));
     const AttentionPolicy policy = *ParseAttentionPolicy(text);
-    const auto run = [&](bool drafts, int32_t first_block) {
+    const auto run = [&](bool drafts, bool draft_weights, int32_t first_block) {
       std::iota(blocks.begin(), blocks.end(), first_block);
       const std::unique_ptr<RetrievalState> state = *decoder.NewRetrievalState(policy);
       const auto forward = [&](std::span<const int32_t> some, int32_t position, int32_t from,
                                int32_t settled) {
-        const Batch batch{{{.tokens = some,
-                            .position = position,
-                            .block_table = blocks,
-                            .num_logits = 1,
-                            .retrieval = state.get(),
-                            .retrieve_from = from,
-                            .settled = settled}}};
+        const Batch batch{.chunks = {{.tokens = some,
+                                      .position = position,
+                                      .block_table = blocks,
+                                      .num_logits = 1,
+                                      .retrieval = state.get(),
+                                      .retrieve_from = from,
+                                      .settled = settled}},
+                          .drafts = draft_weights && from == position && settled < kEnd};
         EXPECT_TRUE(decoder.Forward(batch, logits).ok());
       };
       constexpr int32_t kNever = std::numeric_limits<int32_t>::max();
@@ -287,8 +322,9 @@ TEST_F(VerifyTest, NothingOfADraftIsLeftInAnIndex) {
       forward(std::span(tokens).subspan(kEnd, 1), kEnd, kEnd, kEnd);
       return std::vector<float>(logits.begin(), logits.begin() + config_.vocab_size);
     };
-    const std::vector<float> alone = run(/*drafts=*/false, 0);
-    EXPECT_EQ(run(/*drafts=*/true, kContext / kBlockTokens), alone);
+    const std::vector<float> alone = run(/*drafts=*/false, /*draft_weights=*/false, 0);
+    EXPECT_EQ(run(/*drafts=*/true, /*draft_weights=*/false, kContext / kBlockTokens), alone);
+    EXPECT_EQ(run(/*drafts=*/true, /*draft_weights=*/true, 2 * kContext / kBlockTokens), alone);
   }
 }
 
