@@ -394,9 +394,10 @@ absl::StatusOr<RoundResult> RunRound(BenchModel& model, const DecodeCase& what,
     const auto seconds = [](auto from, auto to) {
       return std::chrono::duration<double>(to - from).count();
     };
-    rounds.push_back({.seconds = seconds(begun, done),
-                      .draft_seconds = seconds(begun, between),
-                      .verify_seconds = seconds(between, done)});
+    RoundResult& round = rounds.emplace_back();
+    round.seconds = seconds(begun, done);
+    round.draft_seconds = seconds(begun, between);
+    round.verify_seconds = seconds(between, done);
   }
   std::sort(rounds.begin(), rounds.end(),
             [](const RoundResult& a, const RoundResult& b) { return a.seconds < b.seconds; });

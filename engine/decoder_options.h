@@ -24,7 +24,7 @@ struct DecoderOptions {
   WeightStorage weights = WeightStorage::kWide;
   // A second copy of the matrices, in fewer bits, that drafts are computed with (docs/exact.md); absent: those of `weights`.
   // REQUIRES: not kWide and not `weights`; what `weights` requires.
-  std::optional<WeightStorage> draft_weights;
+  std::optional<WeightStorage> draft_weights = {};
   kernels::DType draft_compute = kernels::DType::kBF16;  // of products with it
   kernels::DType kv_dtype = kernels::DType::kBF16;       // not kF16
   int32_t block_tokens = 64;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,11 +33,11 @@ class IndexesTest : public ::testing::Test {
     return *std::move(made);
   }
   // Appends tokens [first, last) of the scene's sequence, the last of which selects or not. The first token that was taken
-  // in, -1: none.
+  // in, -1: none. Tokens from `settled` on are a draft's.
   int32_t Append(Indexes& indexes, RetrievalState& state, int32_t first, int32_t last,
-                 bool selects = true) {
+                 bool selects = true, int32_t settled = std::numeric_limits<int32_t>::max()) {
     const std::vector<int32_t> tokens(last - first);
-    const SequenceChunk chunk{tokens, first, scene_.blocks, 1, &state, 0};
+    const SequenceChunk chunk{tokens, first, scene_.blocks, 1, &state, 0, settled};
     PassRows rows;
     rows.chunk = &chunk;
     rows.last_retrieving = rows.size();
@@ -131,6 +132,41 @@ TEST_F(IndexesTest, DenseTokensWaitForEightBlocksOrForAQuery) {
       EXPECT_TRUE(Bytes(a[i]) == Bytes(b[i])) << text << " " << a[i].title;
     }
     EXPECT_EQ(at_once.layer(kLast).summary.tokens, one_by_one.layer(kLast).summary.tokens);
+  }
+}
+
+// The rows of a verification wait together where their own keys cannot be chosen yet; elsewhere they are taken in at once. What
+// a draft said in their place is forgotten either way.
+TEST_F(IndexesTest, RowsOfAVerificationWaitWhereSelectionIsByMass) {
+  constexpr int32_t kTogether = 8 * RetrievalScene::kBlockTokens;
+  options_.summaries = 2;
+  const std::unique_ptr<Indexes> indexes = Make(), plain = Make();
+  const AttentionPolicy policy =
+      RetrievalScene::Policy("pca:k=4,sink=3,window=40,verify=4,dense_layers=0");
+  RetrievalState state(policy, RetrievalScene::SeesAll()), other(policy, RetrievalScene::SeesAll());
+  ASSERT_TRUE(indexes->GivePlace(state).ok());
+  ASSERT_TRUE(plain->GivePlace(other).ok());
+  Append(*indexes, state, 0, 108);  // from 100 on a draft
+  Append(*plain, other, 0, 100);
+  for (float& value : scene_.k) value = -value;  // other tokens
+  scene_.WriteKv();
+  const auto verify = [&](int32_t first, int32_t last) {
+    return Append(*indexes, state, first, last, /*selects=*/false, /*settled=*/first);
+  };
+  EXPECT_EQ(verify(100, 105), -1);
+  EXPECT_EQ(state.layer(kLast).indexed, 100);
+  EXPECT_EQ(verify(105, 114), -1);
+  EXPECT_EQ(verify(kTogether - 5, kTogether - 1), -1);
+  EXPECT_EQ(verify(kTogether - 1, kTogether + 3), 100);
+  Append(*plain, other, 100, kTogether + 3);
+  EXPECT_TRUE(Bytes(indexes->Parts()[2]) == Bytes(plain->Parts()[2]));
+
+  for (const char* text :
+       {"lsh:k=4,verify=4,dense_layers=0", "pca:k=4,p=0.9,verify=4,dense_layers=0"}) {
+    RetrievalState eager(RetrievalScene::Policy(text), RetrievalScene::SeesAll());
+    ASSERT_TRUE(indexes->GivePlace(eager).ok());
+    Append(*indexes, eager, 0, 100);
+    EXPECT_EQ(Append(*indexes, eager, 100, 105, /*selects=*/false, /*settled=*/100), 100) << text;
   }
 }
 
