@@ -10,7 +10,8 @@ is another one than under `dense`. A line a shape says
     dense%   by how much the right perplexity under dense attention is above the left one, in per cent
     top1%    the share of places with the same likeliest token under it
     worst%   the largest such difference of perplexity among the other policies, and of which
-    exact    answers under verify= that the right way gives exactly as it does under dense attention, token by token
+    exact    answers under verify= that the right way gives exactly as it does under dense attention, token by token; with
+             --draft-weights FORM drafted with such weights, also by dense attention
 
 Exits with 0 where dense% and worst% are at most --percent, top1% is at least --top1 and all answers are exact; with 1 where
 some are not, with 2 where something could not be compared.
@@ -150,9 +151,12 @@ class Comparison:
     def exact(self, way):
         """(equal, asked) of answers under EXACT_POLICIES."""
         out = self.work / "exact.json"
+        drafts, policies = [], EXACT_POLICIES
+        if self.args.draft_weights != "none":
+            drafts, policies = ["--draft-weights", self.args.draft_weights], [*EXACT_POLICIES, "dense:verify=4"]
         self.run("bench", "exact", "--model", self.model, "--text", self.document, "--requests", 6, "--min-prompt",
                  self.args.window // 4, "--max-prompt", self.args.window, "--max-tokens", 24, "--concurrent", 3, "--json", out,
-                 *(word for policy in EXACT_POLICIES for word in ("--policy", policy)), *way)
+                 *(word for policy in policies for word in ("--policy", policy)), *drafts, *way)
         rows = [row for row in json.loads(out.read_text())["exact"] if row["policy"] != "dense"]
         return sum(row["equal"] for row in rows), sum(row["requests"] for row in rows)
 
@@ -176,6 +180,7 @@ def main():
     parser.add_argument("--winnow", required=True, help="the winnow program")
     parser.add_argument("--left", required=True, help="flags of `winnow eval`: --device, --isa, --weights, --kv-dtype")
     parser.add_argument("--right", required=True, help="the other flags, also of `winnow bench exact`")
+    parser.add_argument("--draft-weights", default="none", help="of `winnow bench exact`")
     parser.add_argument("--shape", action="append", choices=sorted(SHAPES), help="only these")
     parser.add_argument("--window", type=int, default=1024, help="tokens that are read at a time, twice")
     parser.add_argument("--seed", type=int, default=1, help="of weights and manual")

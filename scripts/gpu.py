@@ -20,9 +20,9 @@
                                                 was read
   scripts/gpu.py spill --host-bytes BYTES [FLAG ...]   the same with KV that is more than BYTES of the host hold, most of it
                                                 on disk
-  scripts/gpu.py shapes [--shape NAME] [FLAG ...]   models of well-known shapes with random weights: perplexity of --device cuda
-                                                FLAG... beside that of --device cpu, and exact answers
-                                                (scripts/compare_shapes.py)
+  scripts/gpu.py shapes [--shape NAME] [--draft-weights FORM] [FLAG ...]   models of well-known shapes with random weights:
+                                                perplexity of --device cuda FLAG... beside that of --device cpu, and exact
+                                                answers (scripts/compare_shapes.py)
   scripts/gpu.py fault                          an illegal instruction, and a write to nobody's memory, on the GPU under a
                                                 server that answers: its stream ends with UNAVAILABLE, it exits with 70, its
                                                 store is whole
@@ -271,11 +271,11 @@ def command_tokens(arguments):
 
 
 def command_shapes(arguments):
-    shapes = []
-    while arguments[:1] == ["--shape"]:
-        shapes += arguments[:2]
+    of_comparison = []
+    while arguments[:1] in (["--shape"], ["--draft-weights"]):
+        of_comparison += arguments[:2]
         arguments = arguments[2:]
-    command = [sys.executable, "scripts/compare_shapes.py", "--winnow", winnow_bin(), *shapes, "--left",
+    command = [sys.executable, "scripts/compare_shapes.py", "--winnow", winnow_bin(), *of_comparison, "--left",
                shlex.join(["--device", "cpu", *kv_type(arguments)]), "--right", shlex.join(["--device", "cuda", *arguments])]
     return subprocess.run([str(word) for word in command], cwd=ROOT).returncode
 

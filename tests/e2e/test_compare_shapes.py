@@ -33,6 +33,11 @@ class CompareShapes(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.assertRegex(result.stdout, r"\nsmollm2-360m +\+0\.000 +100\.00 +\+0\.000 \w+ +12 of 12\n")
 
+    def test_drafts_may_have_weights_of_their_own(self):
+        result = self.compare("--right", "", "--draft-weights", "int4")
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertRegex(result.stdout, r" 18 of 18\n")
+
     def test_what_differs_by_more_than_allowed_is_told(self):
         result = self.compare("--right", "--kv-dtype int8", "--percent", "0.000001", "--top1", "50")
         self.assertEqual(result.returncode, 1, result.stdout + result.stderr)

@@ -133,7 +133,7 @@ class GpuTest(unittest.TestCase):
 
     def test_shapes_are_computed_on_the_cpu_and_on_the_card(self):
         # The fake computes nothing, so that the comparison ends with its first evaluation.
-        result = self.run_gpu("shapes", "--shape", "qwen3-0.6b", "--kv-dtype", "int8", FAIL="eval")
+        result = self.run_gpu("shapes", "--shape", "qwen3-0.6b", "--draft-weights", "int8", "--kv-dtype", "int8", FAIL="eval")
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertIn("exited with 3", result.stdout)
         made, evaluated = self.calls("winnow")
