@@ -193,6 +193,38 @@ class Bench(unittest.TestCase):
                 self.assertEqual(result.returncode, 2, result.stderr)
                 self.assertIn(part, result.stderr)
 
+    def test_a_round_is_drafts_and_the_pass_that_verifies_them(self):
+        with temporary_directory() as directory:
+            shape = directory / "config.json"
+            shape.write_text(json.dumps({**SHAPE, "num_hidden_layers": 4}))
+            made = {}
+            for form in ("none", "int8"):
+                policies = ["pca:k=16,window=16,from=0,verify=4", *([] if form == "none" else ["dense:verify=2"])]
+                result = run("bench", "verify", "--like", shape, "--contexts", "300,1000", "--batch", "2", "--steps", "2",
+                             "--accepted", "1.5", "--draft-weights", form, "--json", "-",
+                             *(flag for policy in policies for flag in ("--policy", policy)))
+                self.assertEqual(result.returncode, 0, result.stderr)
+                report = json.loads(result.stdout)
+                made[form] = report["run"]["draft_weight_bytes"]
+                self.assertEqual([(row["context"], row["policy"]) for row in report["verify"]],
+                                 [(context, policy) for context in (300, 1000) for policy in policies])
+                for row in report["verify"]:
+                    self.assertEqual(row["drafted"], int(row["policy"][-1]))
+                    self.assertAlmostEqual(row["ms_per_round"], row["drafted"] * row["ms_per_draft_step"] +
+                                           row["ms_per_verification"], delta=0.01)
+                    self.assertAlmostEqual(row["ms_per_token"], row["ms_per_round"] / 2.5, delta=0.01)
+            self.assertEqual(made["none"], 0)
+            self.assertGreater(made["int8"], 0)
+            for text, *flags in (("verify=N", "--policy", "pca:k=16,verify=auto"), ("verify=N", "--policy", "pca:k=16"),
+                                 ("--accepted: 1.5 of 1 drafted", "--policy", "pca:k=16,verify=1"),
+                                 ("lookup=on", "--policy", "pca:k=16,lookup=on,verify=4"),
+                                 ("--draft-weights", "--policy", "dense:verify=4"),
+                                 ("fill the shortest", "--policy", "pca:verify=9", "--contexts", "9"),
+                                 ("--draft-weights", "--policy", "pca:verify=4", "--draft-weights", "wide")):
+                result = run("bench", "verify", "--like", shape, "--contexts", "300", "--accepted", "1.5", *flags)
+                self.assertNotEqual(result.returncode, 0)
+                self.assertIn(text, result.stderr)
+
     def test_a_shared_document_lies_in_memory_once(self):
         with temporary_directory() as directory:
             shape = directory / "config.json"
