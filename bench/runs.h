@@ -111,8 +111,8 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, const DecodeCase& what
 // Blocks that RunDecode needs: those of the shared document once, and each sequence's own.
 int64_t BlocksOfDecode(const DecodeCase& what, int32_t block_tokens);
 
-// What an answer under a policy with verify= is made of: drafts, one token after the other, and the dense pass that verifies
-// them. Of each of `batch` sequences, whose caches hold noise.
+// A round of an answer under a policy with verify=: drafts, one token after the other, and the dense pass that verifies them;
+// each of `batch` sequences has one, and its cache holds noise.
 struct RoundResult {
   int64_t context = 0;  // keys that the last row of the verification sees
   std::string policy;

@@ -29,7 +29,7 @@ struct VerifyFlags : ModelBenchFlags {
   }
 };
 
-// With the number of tokens that each drafts. InvalidArgument: one that does not say it, or cannot have so many accepted.
+// Policies that say how many tokens they draft. InvalidArgument: one that does not, or cannot have so many accepted.
 absl::StatusOr<std::vector<engine::AttentionPolicy>> PoliciesOf(const VerifyFlags& flags) {
   std::vector<engine::AttentionPolicy> policies;
   for (const std::string& text : flags.policies) {
@@ -57,7 +57,7 @@ absl::StatusOr<std::vector<engine::AttentionPolicy>> PoliciesOf(const VerifyFlag
   return policies;
 }
 
-// Of one answer, when of each draft so many tokens are accepted: the verification's own token comes on top.
+// Seconds of one answer's token where so many of each draft are accepted: the verification's own token comes on top.
 double SecondsPerToken(const RoundResult& r, double accepted) { return r.seconds / (accepted + 1); }
 
 int Measure(const VerifyFlags& flags, std::span<const engine::AttentionPolicy> policies,

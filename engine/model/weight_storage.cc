@@ -109,7 +109,7 @@ int64_t MatrixBytes(WeightStorage storage, const WeightMatrix& matrix, bool is_o
   return matrix.rows * matrix.cols * static_cast<int64_t>(kernels::DTypeBytes(compute));
 }
 
-// What decides which forms a file can be kept in: matrices that stand for others of their kind, or null.
+// Facts that decide which forms a file can be kept in: matrices that stand for others of their kind, or null.
 struct FormsOfFile {
   const WeightMatrix* quantized = nullptr;  // whose integers are not of the form asked for
   const WeightMatrix* odd = nullptr;        // whose rows make no whole blocks

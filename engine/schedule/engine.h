@@ -142,7 +142,7 @@ class Engine {
   bool Step();
 
  private:
-  // What a step computes with one set of weights.
+  // Chunks of a step that are computed with one set of weights.
   struct Pass {
     Batch batch;
     std::vector<Sequence*> sequences;  // of batch.chunks
