@@ -296,7 +296,7 @@ def command_pinned(arguments):
 
 
 def policies_of_exact(arguments):
-    # With weights of their own drafts need no policy that reads less.
+    # Drafts with weights of their own need no policy that reads less.
     drafts = any(word.split("=")[0] == "--draft-weights" for word in arguments)
     return VERIFIED_POLICIES + (["dense:verify=4", "dense:verify=auto"] if drafts else [])
 

@@ -41,8 +41,8 @@ class Draft {
   // Drafted tokens that are left; those after them are not verified.
   void Cut(int32_t drafted);
   void Drop();
-  // Another step went by without the verification (Engine::HoldVerifications), or none may any more: it has waited for as many
-  // as it took to draft. REQUIRES: verifies.
+  // A verification may be held back (Engine::HoldVerifications) for as many steps as the draft has tokens; one that was looked up
+  // may not. Hold counts such a step. REQUIRES: verifies.
   bool MayHold() const { return source_ == DraftSource::kPolicy && held_ < num_drafted(); }
   void Hold() { ++held_; }
 

@@ -276,10 +276,10 @@ class Engine {
   bool adopted_ = false;    // a prefix, in this step
   TimePoint slow_until_{};  // the store's reads were slow
   std::optional<TimePoint> starved_since_;
-  // That the latest pass took, if every row of it was decoded or verified: what a draft's length depends on.
+  // Seconds of the latest pass, if every row of it was decoded or verified: what a draft's length depends on.
   std::optional<double> decode_seconds_;
   std::vector<SequenceView> views_;
-  // In the order in which they run: drafts that have weights of their own, and all others.
+  // Drafts that have weights of their own, and then all others.
   std::array<Pass, 2> passes_;
   std::vector<kernels::SampleRow> sample_rows_;  // of a pass's num_logits()
   std::vector<kernels::SampledToken> sampled_;   // the same; room for a row of each token

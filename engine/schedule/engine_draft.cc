@@ -1,7 +1,6 @@
-// Verified policies in the step loop (docs/exact.md): a sequence drafts token by token under its
-// policy, with weights in fewer bits where the model has them, then dense attention computes the draft in one chunk, and of what it draws the sequence takes
-// all up to the first token that was drafted wrong. Only what was taken is the sequence's: KV, block
-// names and indexes end where it ends.
+// Verified policies in the step loop (docs/exact.md): a sequence drafts token by token under its policy, with draft weights where
+// the model has them. Then dense attention computes the draft in one chunk, and of what it draws the sequence takes all up to the
+// first token that was drafted wrong. Only what was taken is the sequence's: KV, block names and indexes end where it ends.
 #include <algorithm>
 #include <span>
 

@@ -271,7 +271,7 @@ TEST(AttentionPolicy, VerifyAndLookupHaveOneText) {
   EXPECT_EQ(ToString(Parse("dense:lookup=on")), "dense:lookup=on,verify=auto");
   EXPECT_EQ(ToString(Parse("dense:verify=64,lookup=on")), "dense:lookup=on,verify=64");
   EXPECT_EQ(ToString(Parse("dense:lookup=off")), "dense");
-  // Whether anything drafts there is the model's matter.
+  // The model's CheckPolicy says whether anything drafts there.
   EXPECT_EQ(ToString(Parse("dense:verify=8")), "dense:verify=8");
   EXPECT_EQ(Parse("lsh:verify=1").verify, 1);
   EXPECT_FALSE(Parse("lsh").IsVerified());

@@ -83,7 +83,7 @@ TEST_F(DraftWeightsTest, WrongDraftsChangeNoToken) {
   EXPECT_GT(engine_->stats().drafts.verified, engine_->stats().drafts.accepted + 20);
 }
 
-// Out of step with each other, each would have a pass of its own with the answers' weights.
+// Two sequences that begin at different steps are verified together; without the wait each would need passes of its own.
 TEST_F(DraftWeightsTest, VerificationsWaitForDraftsOfOthers) {
   Client first, second;
   const Request one = Verified(1, 4, 101), other = Verified(2, 4, 101);
@@ -112,7 +112,7 @@ TEST_F(DraftWeightsTest, NoVerificationWaitsLongerThanItDrafted) {
   EXPECT_TRUE(slow.Read().ended());
 }
 
-// Whoever decodes densely, or computes a prompt, has a pass with the answers' weights in each step: nobody waits there.
+// Dense decoding and prompts need a pass with the answers' weights in each step anyway, so verifications need not wait.
 TEST_F(DraftWeightsTest, NothingWaitsWhereThePassIsNeededAnyway) {
   Client dense, first, second;
   Request plain = Verified(3, 0, 300);

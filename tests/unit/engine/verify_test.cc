@@ -205,7 +205,7 @@ TEST_F(VerifyTest, AnswersAreThoseOfDenseAttention) {
   ExpectDraftsOfBothKinds();
 }
 
-// In memory and in tiers, with forms that are often wrong.
+// Draft weights leave answers as they are, with KV in memory and in tiers, also where drafts are often wrong.
 TEST_F(VerifyTest, DraftWeightsDoNotShow) {
   for (const char* form : {"int8", "int4"}) {
     for (const bool tiered : {false, true}) {
