@@ -676,8 +676,6 @@ absl::Status Decoder::PackWeights(const Weights& weights) {
     WINNOW_ASSIGN_OR_RETURN(
         set->lm_head, Pack(*set, {{weights.lm_head}}, "the output embedding", /*is_output=*/true));
   }
-  weight_bytes_ += weights_.bytes;
-  draft_weight_bytes_ = draft_weights_.bytes;
   return absl::OkStatus();
 }
 
@@ -687,6 +685,11 @@ absl::Status Decoder::PackProducts(const LayerWeights& from, int32_t index, Weig
                           Pack(to, {{from.q, from.k, from.v}}, "the Q, K and V projections"));
   WINNOW_ASSIGN_OR_RETURN(products.o, Pack(to, {{from.o}}, "the output projection"));
   if (config_.layers[index].mlp == LayerSpec::Mlp::kExperts) {
+    if (&to == &draft_weights_) {
+      products.experts = ExpertMlp::LayerBeside(weights_.layers[index].experts);
+    } else {
+      WINNOW_RETURN_IF_ERROR(PackRouting(from, &products.experts));
+    }
     return PackExperts(from, to, &products.experts);
   }
   WINNOW_ASSIGN_OR_RETURN(products.gate_up,
@@ -695,29 +698,39 @@ absl::Status Decoder::PackProducts(const LayerWeights& from, int32_t index, Weig
   return absl::OkStatus();
 }
 
-absl::Status Decoder::PackExperts(const LayerWeights& from, WeightSet& set, ExpertMlp::Layer* to) {
-  WINNOW_CHECK(static_cast<int32_t>(from.experts.size()) == config_.experts.count);
+// Router and biases.
+absl::Status Decoder::PackRouting(const LayerWeights& from, ExpertMlp::Layer* to) {
   WINNOW_ASSIGN_OR_RETURN(to->router, PackRouter(from.router));
   WINNOW_ASSIGN_OR_RETURN(to->router_bias, Widen({{from.router_bias}}, "biases"));
-  const size_t before = set.bytes + weight_bytes_;
+  const size_t before = weight_bytes_;
   std::vector<WeightMatrix> gate_up_biases, down_biases;
   for (const ExpertWeights& expert : from.experts) {
-    ExpertMlp::Expert& packed = to->experts.emplace_back();
-    WINNOW_ASSIGN_OR_RETURN(packed.gate_up,
-                            Pack(set, {{expert.gate, expert.up}}, "an expert's gate and up"));
-    WINNOW_ASSIGN_OR_RETURN(packed.down, Pack(set, {{expert.down}}, "an expert's down projection"));
     gate_up_biases.push_back(expert.gate_bias);
     gate_up_biases.push_back(expert.up_bias);
     down_biases.push_back(expert.down_bias);
   }
   WINNOW_ASSIGN_OR_RETURN(to->gate_up_bias, Widen(gate_up_biases, "biases of experts"));
   WINNOW_ASSIGN_OR_RETURN(to->down_bias, Widen(down_biases, "biases of experts"));
+  expert_weight_bytes_ += weight_bytes_ - before;
+  return absl::OkStatus();
+}
+
+// REQUIRES: `to` has its router and biases.
+absl::Status Decoder::PackExperts(const LayerWeights& from, WeightSet& set, ExpertMlp::Layer* to) {
+  WINNOW_CHECK(static_cast<int32_t>(from.experts.size()) == config_.experts.count);
+  const size_t before = set.bytes;
+  for (const ExpertWeights& expert : from.experts) {
+    ExpertMlp::Expert& packed = to->experts.emplace_back();
+    WINNOW_ASSIGN_OR_RETURN(packed.gate_up,
+                            Pack(set, {{expert.gate, expert.up}}, "an expert's gate and up"));
+    WINNOW_ASSIGN_OR_RETURN(packed.down, Pack(set, {{expert.down}}, "an expert's down projection"));
+  }
   std::vector<kernels::ExpertMatrices> matrices;
   for (int32_t expert = 0; expert < config_.experts.count; ++expert) {
     matrices.push_back(ExpertMlp::MatricesOf(*to, expert));
   }
   to->set = backend_.MakeExpertSet(matrices);
-  if (&set == &weights_) expert_weight_bytes_ += set.bytes + weight_bytes_ - before;
+  if (&set == &weights_) expert_weight_bytes_ += set.bytes - before;
   return absl::OkStatus();
 }
 

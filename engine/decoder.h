@@ -107,9 +107,9 @@ class Decoder final : public Model {
   }
 
   // Sizes, for the log, metrics and bench.
-  size_t weight_bytes() const { return weight_bytes_; }              // packed weights
-  size_t expert_bytes() const { return expert_weight_bytes_; }       // of them, those of experts
-  size_t draft_weight_bytes() const { return draft_weight_bytes_; }  // beside them
+  size_t weight_bytes() const { return weight_bytes_ + weights_.bytes; }  // packed weights
+  size_t expert_bytes() const { return expert_weight_bytes_; }        // of them, those of experts
+  size_t draft_weight_bytes() const { return draft_weights_.bytes; }  // beside them
   size_t kv_pool_bytes() const { return memory_->places().size_bytes(); }  // of all layers
   // Of them in shared memory, with what they take on the device and how long making them took.
   size_t shared_kv_bytes() const { return memory_->places().shared_bytes(); }
@@ -165,6 +165,7 @@ class Decoder final : public Model {
   // The same of a matrix where it lies, quantised or not.
   absl::Status CheckFiniteRows(const WeightMatrix& matrix);
   // Packs a layer's router and experts. REQUIRES: packing_.
+  absl::Status PackRouting(const LayerWeights& from, ExpertMlp::Layer* to);
   absl::Status PackExperts(const LayerWeights& from, WeightSet& set, ExpertMlp::Layer* to);
   absl::StatusOr<std::unique_ptr<kernels::PackedMatrix>> PackRouter(const WeightMatrix& router);
   absl::Status AllocatePools();
@@ -218,7 +219,8 @@ class Decoder final : public Model {
   // Those of config_.ropes, and one that turns nothing where a layer needs it.
   std::vector<Rotation> rotations_;
   const KvPlan plan_;
-  size_t weight_bytes_ = 0, expert_weight_bytes_ = 0, draft_weight_bytes_ = 0;
+  size_t weight_bytes_ = 0;         // of vectors and routers, which weight sets share
+  size_t expert_weight_bytes_ = 0;  // of weights_, and of experts' biases
   size_t scratch_bytes_ = 0;
 
   std::unique_ptr<KvMemory> memory_;

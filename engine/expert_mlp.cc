@@ -54,6 +54,18 @@ void GroupByExpert(std::span<const int32_t> ids, int32_t per_token, ExpertGroups
   }
 }
 
+ExpertMlp::Layer ExpertMlp::LayerBeside(const Layer& layer) {
+  const auto borrow = [](const Buffer& buffer) {
+    return Buffer(buffer.data(), buffer.size_bytes(), [](void*) {});
+  };
+  Layer beside;
+  beside.router = layer.router;
+  beside.router_bias = borrow(layer.router_bias);
+  beside.gate_up_bias = borrow(layer.gate_up_bias);
+  beside.down_bias = borrow(layer.down_bias);
+  return beside;
+}
+
 absl::StatusOr<std::unique_ptr<ExpertMlp>> ExpertMlp::Create(const ModelConfig& config,
                                                              kernels::Backend& backend,
                                                              int64_t rows_max) {

@@ -37,7 +37,8 @@ class ExpertMlp {
     std::unique_ptr<kernels::PackedMatrix> down;     // [hidden][intermediate]
   };
   struct Layer {
-    std::unique_ptr<kernels::PackedMatrix> router;  // [experts][hidden]
+    // What leads to the experts and what is added to them is the same in every form of their weights: LayerBeside shares it.
+    std::shared_ptr<kernels::PackedMatrix> router;  // [experts][hidden]
     kernels::Buffer router_bias;                    // [experts], or empty
     std::vector<Expert> experts;
     // Biases of all experts, or empty.
@@ -51,6 +52,8 @@ class ExpertMlp {
                                                            kernels::Backend& backend,
                                                            int64_t rows_max);
 
+  // A layer without experts yet whose router and biases are `layer`'s, which must outlive it.
+  static Layer LayerBeside(const Layer& layer);
   // The expert's matrices and biases, for MakeExpertSet.
   static kernels::ExpertMatrices MatricesOf(const Layer& layer, int32_t expert);
 

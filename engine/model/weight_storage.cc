@@ -242,10 +242,6 @@ int64_t DraftWeightBytes(WeightStorage storage, const Weights& weights, kernels:
   ForEachMatrix(weights, [&](const WeightMatrix& matrix, bool is_output) {
     bytes += MatrixBytes(storage, matrix, is_output, compute, bfloat16_blocks);
   });
-  for (const LayerWeights& layer : weights.layers) {
-    if (layer.router.data == nullptr) continue;
-    bytes += layer.router.rows * layer.router.cols * static_cast<int64_t>(sizeof(float));
-  }
   return bytes;
 }
 

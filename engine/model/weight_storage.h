@@ -53,7 +53,7 @@ absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights);
 int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute,
                      bool bfloat16_blocks);
 
-// Memory of draft weights: all matrices once more, and routers; vectors are there already.
+// Memory of draft weights: all matrices once more; routers and vectors are there already.
 int64_t DraftWeightBytes(WeightStorage storage, const Weights& weights, kernels::DType compute,
                          bool bfloat16_blocks);
 

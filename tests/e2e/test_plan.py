@@ -74,6 +74,12 @@ class Experts(unittest.TestCase):
                 with Server(*flags, model=model) as server:
                     # A router of 8 outputs is packed as one of 16.
                     self.assertAlmostEqual(event(server, "sizes")["weight_bytes"], all_bytes, delta=2 * 8 * 128 * 4)
+                drafts = (*flags, "--draft-weights", "int4")
+                with Server(*drafts, model=model) as server:
+                    # Routers, which are the same for drafts, are there once.
+                    sizes = event(server, "sizes")
+                    self.assertEqual(sizes["draft_weight_bytes"], plan(*drafts, model=model)["memory"]["draft_weight_bytes"])
+                    self.assertAlmostEqual(sizes["weight_bytes"], all_bytes, delta=2 * 8 * 128 * 4)
                 for batch in (1, 4):
                     unread = of_experts * value_bytes * 0.75 ** batch
                     self.assertAlmostEqual(plan(*flags, "--context", 256, "--batch", batch, model=model)["step"]["weight_bytes"],
