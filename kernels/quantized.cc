@@ -486,6 +486,67 @@ class Line {
   float error_, x_, q_, qq_, xq_;
 };
 
+// `count` values, at most 128, as scale · integer from -8 to 7.
+class FourBitGroup {
+ public:
+  FourBitGroup(const float* x, int64_t count, float scale)
+      : half_(ToF16(scale)), scale_(ToFloat(half_)) {
+    Lanes errors{}, qqs{}, xqs{};
+    for (int64_t i = 0; i < count; i += 4) {
+      const Lanes value = Load(x + i), q = Integers(value);
+      const Lanes difference = q * scale_ - value;
+      errors += difference * difference;
+      qqs += q * q;
+      xqs += value * q;
+    }
+    error_ = Sum(errors);
+    const float qq = Sum(qqs);
+    best_scale_ = qq == 0 ? scale_ : Sum(xqs) / qq;
+  }
+  float error() const { return error_; }  // the sum of squares
+  // The nearest to the values, by least squares, if they keep their integers.
+  float best_scale() const { return best_scale_; }
+  // In blocks of kI8x128.
+  void Write(const float* x, int64_t count, std::byte* out) const {
+    for (int64_t at = 0; at < count; at += 32, out += 34) {
+      PutHalf(out, half_);
+      for (int i = 0; i < 32; i += 4) {
+        const Lanes q = Integers(Load(x + at + i));
+        for (int lane = 0; lane < 4; ++lane) {
+          out[2 + i + lane] = static_cast<std::byte>(static_cast<int8_t>(q[lane]));
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr float kLeast = -8, kMost = 7;
+  Lanes Integers(Lanes values) const {
+    const float inverse = scale_ == 0 ? 0 : 1 / scale_;
+    Lanes q = values * inverse;
+    q = q < kLeast ? Lanes{} + kLeast : q;
+    q = q > kMost ? Lanes{} + kMost : q;
+    return Nearest(q - kLeast) + kLeast;
+  }
+
+  F16 half_;
+  float scale_, error_, best_scale_;
+};
+
+void RoundToFourBits(const float* x, int64_t count, std::byte* out) {
+  constexpr int kRounds = 3;
+  float largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (std::abs(x[i]) > std::abs(largest)) largest = x[i];
+  }
+  FourBitGroup best(x, count, largest / -8), next = best;
+  for (int round = 0; round < kRounds; ++round) {
+    next = FourBitGroup(x, count, next.best_scale());
+    if (next.error() < best.error()) best = next;
+  }
+  best.Write(x, count, out);
+}
+
 // From the line through the smallest and the largest value: its integers' best line, that one's nearest integers, and so
 // on, as Lloyd's method does. Three rounds take 13 % from the squared error of normal values, six 15 %.
 void RoundToL4x32(const float* x, std::byte* out) {
@@ -536,6 +597,15 @@ void QuantizeRow(WeightType type, const float* row, int64_t cols, std::byte* out
   const int64_t together = type == WeightType::kI8x128 ? kInt8GroupValues / 32 : 1;
   for (int64_t at = 0; at < cols; at += 32 * together, out += block.bytes * together) {
     RoundToQ8_0(row + at, std::min(together, (cols - at) / 32), out);
+  }
+}
+
+void QuantizeRowToFourBits(const float* row, int64_t cols, std::byte* out) {
+  const BlockSize block = BlockSizeOf(WeightType::kI8x128);
+  WINNOW_CHECK(cols % block.values == 0);
+  for (int64_t at = 0; at < cols; at += kInt8GroupValues) {
+    RoundToFourBits(row + at, std::min(kInt8GroupValues, cols - at),
+                    out + at / block.values * block.bytes);
   }
 }
 

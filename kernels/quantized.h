@@ -113,6 +113,11 @@ WeightType Float8TypeFor(int64_t cols);
 // exactly, and one fused multiply-add in bfloat16 rounds it as float32 rounded to bfloat16 does.
 void QuantizeRow(WeightType type, const float* row, int64_t cols, std::byte* out);
 
+// Rounds a row to I8x128 whose integers lie from -8 to 7. A group begins with the scale by which its value of largest magnitude is
+// -8, refits it to the integers three times (least squares), and keeps the one of the smallest squared error. REQUIRES: as
+// QuantizeRow.
+void QuantizeRowToFourBits(const float* row, int64_t cols, std::byte* out);
+
 }  // namespace winnow::kernels
 
 #endif  // WINNOW_KERNELS_QUANTIZED_H_

@@ -20,7 +20,8 @@ using kernels::WeightType;
 
 constexpr WeightStorage kStorages[] = {WeightStorage::kWide,   WeightStorage::kStored,
                                        WeightStorage::kInt8,   WeightStorage::kInt4,
-                                       WeightStorage::kFloat8, WeightStorage::kW8A8};
+                                       WeightStorage::kFloat8, WeightStorage::kW8A8,
+                                       WeightStorage::kW4A8};
 
 bool IsQuantized(const WeightMatrix& matrix) {
   return matrix.data != nullptr && !kernels::PlainType(matrix.type).has_value();
@@ -64,17 +65,21 @@ int64_t VectorBytes(const Weights& weights) {
   return sum * static_cast<int64_t>(sizeof(float));
 }
 
+bool RoundsBothSides(WeightStorage storage) {
+  return storage == WeightStorage::kW8A8 || storage == WeightStorage::kW4A8;
+}
+
 // Type that a matrix of plain values is rounded to, and that one of integers is taken as.
 WeightType RoundedType(WeightStorage storage, int64_t cols, bool is_output) {
   if (storage == WeightStorage::kFloat8) return kernels::Float8TypeFor(cols);
   if (storage == WeightStorage::kInt4 && !is_output) return WeightType::kL4x32;
-  if (storage == WeightStorage::kW8A8 && !is_output) return WeightType::kI8x128;
+  if (RoundsBothSides(storage) && !is_output) return WeightType::kI8x128;
   return WeightType::kQ8_0;
 }
 
 bool Rounds(WeightStorage storage) {
   return storage == WeightStorage::kInt8 || storage == WeightStorage::kInt4 ||
-         storage == WeightStorage::kFloat8 || storage == WeightStorage::kW8A8;
+         storage == WeightStorage::kFloat8 || RoundsBothSides(storage);
 }
 
 // Whether the file's own integers are of that form.
@@ -87,11 +92,12 @@ int64_t MatrixBytes(WeightStorage storage, const WeightMatrix& matrix, bool is_o
                     kernels::DType compute, bool bfloat16_blocks) {
   if (Rounds(storage)) {
     const WeightType type = RoundedType(storage, matrix.cols, is_output);
-    // Whole groups, with a float32 each (kernels/int8_matmul.h).
+    // Whole groups, with a float32 each (kernels/int8_matmul.h). Of integers of 4 bits a CPU makes 8.
     constexpr int64_t kGroup = kernels::kInt8GroupValues;
-    const int64_t row_bytes = type == WeightType::kI8x128
-                                  ? (matrix.cols + kGroup - 1) / kGroup * (kGroup + 4)
-                                  : kernels::WeightRowBytes(type, matrix.cols);
+    const bool halves = storage == WeightStorage::kW4A8 && bfloat16_blocks;
+    const int64_t row_bytes = type == WeightType::kI8x128 ? (matrix.cols + kGroup - 1) / kGroup *
+                                                                (kGroup / (halves ? 2 : 1) + 4)
+                                                          : kernels::WeightRowBytes(type, matrix.cols);
     return matrix.rows * row_bytes;
   }
   if (storage == WeightStorage::kStored && kernels::IsFloat8(matrix.type)) {
@@ -141,8 +147,8 @@ absl::Status CheckForm(std::string_view option, std::string_view otherwise, Weig
     if (file.quantized != nullptr) return absl::OkStatus();
     return absl::InvalidArgumentError(
         Concat(begin,
-               "this model's file has no quantised weights; int8, int4, fp8 and w8a8 round "
-               "them"));
+               "this model's file has no quantised weights; int8, int4, fp8, w8a8 and w4a8 "
+               "round them"));
   }
   if (file.odd != nullptr) {
     return absl::InvalidArgumentError(Concat(begin, "a matrix of this model has rows of ",
@@ -168,6 +174,8 @@ const char* WeightStorageName(WeightStorage storage) {
       return "fp8";
     case WeightStorage::kW8A8:
       return "w8a8";
+    case WeightStorage::kW4A8:
+      return "w4a8";
   }
   return "";
 }
@@ -294,6 +302,9 @@ absl::StatusOr<StoredParts> StoredPartsOf(WeightStorage storage,
       continue;
     }
     if (Rounds(storage)) part.type = RoundedType(storage, matrix.cols, is_output);
+    const bool four_bits =
+        storage == WeightStorage::kW4A8 && part.type == WeightType::kI8x128;
+    if (four_bits) part.integer_bits = 4;
     const int64_t row_bytes = kernels::WeightRowBytes(part.type, matrix.cols);
     std::unique_ptr<std::byte[]> copy(new (std::nothrow) std::byte[matrix.rows * row_bytes]);
     if (copy == nullptr) {
@@ -306,7 +317,11 @@ absl::StatusOr<StoredParts> StoredPartsOf(WeightStorage storage,
         std::byte* const to = copy.get() + row * row_bytes;
         if (rounds) {
           matrix.WidenRow(row, values.data());
-          kernels::QuantizeRow(part.type, values.data(), matrix.cols, to);
+          if (four_bits) {
+            kernels::QuantizeRowToFourBits(values.data(), matrix.cols, to);
+          } else {
+            kernels::QuantizeRow(part.type, values.data(), matrix.cols, to);
+          }
         } else {
           matrix.source->WriteBlocks(matrix.FileRow(row), to);
         }

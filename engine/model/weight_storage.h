@@ -25,10 +25,11 @@ enum class WeightStorage : uint8_t {
   kInt4,    // the same to 4 bits (L4x32), but for the output embedding, which has 8
   kFloat8,  // the same to 8-bit floats (F8x128, or F8x32)
   kW8A8,  // the same to 8 bits (I8x128), for products that round the other side, too; but for the output embedding (Q8_0)
+  kW4A8,  // the same to 4 bits (I8x128 from -8 to 7), the other side to 8
 };
 
 const char* WeightStorageName(
-    WeightStorage storage);                     // "wide", "stored", "int8", "int4", "fp8", "w8a8"
+    WeightStorage storage);  // "wide", "stored", "int8", "int4", "fp8", "w8a8", "w4a8"
 std::vector<std::string> WeightStorageNames();  // all of them, the default first
 
 // InvalidArgument, by the option's name ("weights"), for another word.

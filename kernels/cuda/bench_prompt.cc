@@ -144,12 +144,13 @@ void BenchBlocks(Bench& bench) {
   }
 }
 
-// Copies of a matrix for W8A8. They hold the same few rows again and again, as many as memory of the host is filled with fast.
+// Copies of a matrix for W8A8, or W4A8. They hold the same few rows again and again, as many as memory of the host is filled with fast.
 class Int8Matrices {
  public:
-  Int8Matrices(int64_t out, int64_t in, int copies)
-      : w_{nullptr, out, in, DeviceWeights::Way::kInt8, DType::kBF16, WeightType::kI8x128},
-        bytes_(static_cast<int64_t>(Int8WeightBytes(out, in))),
+  Int8Matrices(int64_t out, int64_t in, int copies, int32_t bits = 8)
+      : w_{nullptr,       out, in, DeviceWeights::Way::kInt8, DType::kBF16, WeightType::kI8x128,
+           bits},
+        bytes_(static_cast<int64_t>(Int8WeightBytes(out, in, bits))),
         memory_(bytes_ * copies) {
     constexpr int64_t kRows = 256;
     const int64_t row_bytes = WeightRowBytes(WeightType::kI8x128, in);
@@ -161,7 +162,11 @@ class Int8Matrices {
         state = state * 1664525u + 1013904223u;
         value = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-36f;
       }
-      QuantizeRow(WeightType::kI8x128, values.data(), in, rows.data() + i * row_bytes);
+      if (bits == 4) {
+        QuantizeRowToFourBits(values.data(), in, rows.data() + i * row_bytes);
+      } else {
+        QuantizeRow(WeightType::kI8x128, values.data(), in, rows.data() + i * row_bytes);
+      }
     }
     const Memory<std::byte> source(rows);
     for (int i = 0; i < copies; ++i) {
@@ -219,17 +224,19 @@ void BenchInt8(Bench& bench) {
   }
 }
 
-// A layer of W8A8 without attention: a product alone begins while the one before it still runs, and in a layer it waits for its rows.
-void BenchInt8Layer(Bench& bench) {
-  if (!bench.Wants("layer")) return;
+// A layer of W8A8 or W4A8 without attention: a product alone begins while the one before it still runs, and in a layer it waits for its rows.
+void BenchLayerOf(Bench& bench, int32_t bits) {
   constexpr int64_t kHidden = 4096, kQkv = 6144, kWidth = 14336;
   constexpr int kCopies = 2;
-  const Int8Matrices qkv(kQkv, kHidden, kCopies), o(kHidden, kHidden, kCopies),
-      gate_up(2 * kWidth, kHidden, kCopies), down(kHidden, kWidth, kCopies);
+  const Int8Matrices qkv(kQkv, kHidden, kCopies, bits), o(kHidden, kHidden, kCopies, bits),
+      gate_up(2 * kWidth, kHidden, kCopies, bits), down(kHidden, kWidth, kCopies, bits);
   for (const int64_t m : {1, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192}) {
     for (const bool gated : {false, true}) {
       const std::string text = Text("m %d%s", static_cast<int>(m), gated ? ", gated product" : "");
-      if (!bench.WantsShape(text) || (gated && !GatesRounded(m, gate_up.copy(0)))) continue;
+      if (!bench.WantsShape(text) || !MultipliesAsItLies(m, gate_up.copy(0)) ||
+          (gated && !GatesRounded(m, gate_up.copy(0)))) {
+        continue;
+      }
       const auto hidden = RandomFloats(m * kHidden), norm = RandomFloats(kHidden);
       Memory<float> sums(m * 2 * kWidth);
       Memory<std::byte> rounded(static_cast<int64_t>(RoundedBytes(m, kWidth)));
@@ -266,13 +273,17 @@ void BenchInt8Layer(Bench& bench) {
         product(down.copy(i), activated.data(), true, stream);
         return cudaSuccess;
       });
-      bench.Report("layer, W8A8", text, seconds,
+      bench.Report(bits == 4 ? "layer, W4A8" : "layer, W8A8", text, seconds,
                    static_cast<double>(qkv.bytes() + o.bytes() + gate_up.bytes() + down.bytes()),
                    false,
                    2.0 * static_cast<double>(m) *
                        static_cast<double>(kHidden * (kQkv + kHidden + 3 * kWidth)));
     }
   }
+}
+void BenchInt8Layer(Bench& bench) {
+  if (!bench.Wants("layer")) return;
+  for (const int32_t bits : {8, 4}) BenchLayerOf(bench, bits);
 }
 
 void BenchPrompt(Bench& bench) {

@@ -69,7 +69,7 @@ struct ExpertsWorkspace {
 // Whether products with both are the same but for where W lies.
 bool IsAlike(const DeviceWeights& a, const DeviceWeights& b) {
   return a.out == b.out && a.in == b.in && a.way == b.way && a.storage == b.storage &&
-         a.type == b.type;
+         a.type == b.type && a.integer_bits == b.integer_bits;
 }
 
 }  // namespace
@@ -180,7 +180,8 @@ bool CudaBackend::AddRoutedExperts(const RoutedExpertsArgs& args) {
     tile_rows = blocks ? kMatmulFewRows : kPanelTileRows;
     while (at_once > 1 && !fits(at_once, tile_rows)) at_once = (at_once + 1) / 2;
     if (!blocks && at_once * args.per_token >= set.count * 4 * kPanelTileRows &&
-        fits(at_once, 2 * kPanelTileRows)) {
+        fits(at_once, 2 * kPanelTileRows) && MultipliesTiles(gate_up, 2 * kPanelTileRows) &&
+        MultipliesTiles(down, 2 * kPanelTileRows)) {
       tile_rows = 2 * kPanelTileRows;
     }
   }

@@ -38,6 +38,8 @@ int64_t OutputsAtOnce(int64_t out, int64_t in) {
   const int64_t pieces = CeilDiv(out, std::max(fit, kUnit));
   return CeilDiv(CeilDiv(out, pieces), kUnit) * kUnit;
 }
+// The same of integers of 4 bits that become 8.
+int64_t IntegersAtOnce(const DeviceWeights& w) { return 2 * OutputsAtOnce(CeilDiv(w.out, 2), w.in); }
 size_t WidenedBytes(int64_t out, int64_t in) {
   return PackedMatrixBytes(std::min(out, OutputsAtOnce(out, in)), in, DeviceWeights::Way::kTensor,
                            DType::kBF16);
@@ -90,7 +92,7 @@ bool CudaBackend::AllocatePart(PackedPart& part) {
   const DeviceWeights& w = part.weights;
   part.memory = Allocate(w.way == DeviceWeights::Way::kBlocks ? BlockBytes(w.type, w.out, w.in)
                          : w.way == DeviceWeights::Way::kInt8
-                             ? Int8WeightBytes(w.out, w.in)
+                             ? Int8WeightBytes(w.out, w.in, w.integer_bits)
                              : PackedMatrixBytes(w.out, w.in, w.way, w.storage));
   part.weights.data = part.memory.data();
   return part.memory.data() != nullptr;
@@ -101,12 +103,13 @@ std::unique_ptr<PackedMatrix> CudaBackend::PackStored(std::span<const StoredMatr
   WINNOW_CHECK(!parts.empty() && compute == DType::kBF16);
   // Neighbours of one type are one part: their products are one launch.
   std::vector<PackedPart> packed;
-  std::vector<WeightType> types;
+  std::vector<std::pair<WeightType, int32_t>> kinds;
   int64_t out = 0;
   for (const StoredMatrix& part : parts) {
     WINNOW_CHECK(part.cols == parts[0].cols && part.cols % BlockSizeOf(part.type).values == 0);
     const auto rows = static_cast<int64_t>(part.rows.size());
-    if (types.empty() || types.back() != part.type) {
+    const std::pair kind(part.type, part.integer_bits);
+    if (kinds.empty() || kinds.back() != kind) {
       const bool plain = PlainType(part.type).has_value();
       DeviceWeights weights;
       weights.in = part.cols;
@@ -115,11 +118,12 @@ std::unique_ptr<PackedMatrix> CudaBackend::PackStored(std::span<const StoredMatr
                                                        : DeviceWeights::Way::kBlocks;
       // 4-bit floats become 8-bit ones, which have the same values.
       if (!plain) weights.type = part.type == WeightType::kMxfp4 ? WeightType::kF8x32 : part.type;
+      if (weights.way == DeviceWeights::Way::kInt8) weights.integer_bits = part.integer_bits;
       // Rounded rows and rows in order are not made for one product.
       WINNOW_CHECK(packed.empty() || (weights.way == DeviceWeights::Way::kInt8) ==
                                          (packed[0].weights.way == DeviceWeights::Way::kInt8));
       packed.push_back({out, weights, {}});
-      types.push_back(part.type);
+      kinds.push_back(kind);
     }
     packed.back().weights.out += rows;
     out += rows;
@@ -178,8 +182,13 @@ std::unique_ptr<PackedMatrix> CudaBackend::PackStored(std::span<const StoredMatr
   for (const PackedPart& part : packed) {
     const DeviceWeights& weights = part.weights;
     constexpr int64_t kAnyRows = std::numeric_limits<int32_t>::max();
-    if (weights.way != DeviceWeights::Way::kBlocks || StreamsBlocks(kAnyRows, weights)) continue;
-    const size_t bytes = WidenedBytes(weights.out, weights.in);
+    const bool int4 = weights.way == DeviceWeights::Way::kInt8 && weights.integer_bits == 4;
+    if (!int4 && (weights.way != DeviceWeights::Way::kBlocks || StreamsBlocks(kAnyRows, weights))) {
+      continue;
+    }
+    const size_t bytes = int4 ? Int8WeightBytes(std::min(weights.out, IntegersAtOnce(weights)),
+                                                weights.in)
+                              : WidenedBytes(weights.out, weights.in);
     if (bytes <= widened_.size_bytes()) continue;
     widened_ = Buffer();
     widened_ = Allocate(bytes);
@@ -194,6 +203,13 @@ void CudaBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y
   const CudaPackedMatrix& packed = PackedOf(w);
   const DeviceWeights& first = packed.parts()[0].weights;
   WINNOW_CHECK(x.cols == first.in && y.cols == packed.out_features() && y.rows >= x.rows);
+  if (packed.parts().size() == 1 && packed.is_int8() && !MultipliesAsItLies(x.rows, first)) {
+    if (Grow(matmul_, RoundedBytes(x.rows, x.cols), "a matrix product") &&
+        Good(RoundRows(MatrixOf(x), matmul_.data(), stream()), "rounding")) {
+      MultiplyRounded(x.rows, w, y, epilogue, matmul_.data());
+    }
+    return;
+  }
   if (packed.parts().size() == 1 &&
       (first.way != DeviceWeights::Way::kBlocks || StreamsBlocks(x.rows, first))) {
     if (!Grow(matmul_, MatmulWorkspaceBytes(x.rows, first), "a matrix product")) return;
@@ -232,12 +248,31 @@ bool CudaBackend::MatmulOf(int64_t m, const PackedMatrix& w, const Tensor& y,
 
 void CudaBackend::MultiplyRounded(int64_t m, const PackedMatrix& w, const Tensor& y,
                                   const MatmulEpilogue& epilogue, const void* rounded) {
-  const MatmulArgs args = {.m = m,
-                           .y = y.f32(),
-                           .y_stride = y.stride,
-                           .bias = epilogue.bias,
-                           .accumulate = epilogue.accumulate};
-  Good(MatmulRounded(args, PackedOf(w).parts()[0].weights, rounded, stream()), "a matrix product");
+  const DeviceWeights& weights = PackedOf(w).parts()[0].weights;
+  MatmulArgs args = {.m = m,
+                     .y = y.f32(),
+                     .y_stride = y.stride,
+                     .bias = epilogue.bias,
+                     .accumulate = epilogue.accumulate};
+  if (MultipliesAsItLies(m, weights) || m == 0) {
+    Good(MatmulRounded(args, weights, rounded, stream()), "a matrix product");
+    return;
+  }
+  const int64_t at_once = IntegersAtOnce(weights);
+  args.new_weights = true;
+  for (int64_t first = 0; first < weights.out; first += at_once) {
+    DeviceWeights widened = weights;
+    widened.data = widened_.data();
+    widened.out = std::min(at_once, weights.out - first);
+    widened.integer_bits = 8;
+    args.y = y.f32() + first;
+    args.bias = epilogue.bias == nullptr ? nullptr : epilogue.bias + first;
+    if (!Good(WidenInt4(weights, first, widened.out, widened_.data(), stream()),
+              "widening weights") ||
+        !Good(MatmulRounded(args, widened, rounded, stream()), "a matrix product")) {
+      return;
+    }
+  }
 }
 
 void CudaBackend::MultiplyOrdered(int64_t m, const PackedMatrix& w, const Tensor& y,

@@ -101,6 +101,14 @@ __device__ __forceinline__ uint32_t LoadShared(uint32_t shared) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(shared) : "memory");
   return word;
 }
+__device__ __forceinline__ uint4 LoadShared16(uint32_t shared) {
+  uint4 words;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(shared)
+               : "memory");
+  return words;
+}
 __device__ __forceinline__ float2 LoadSharedPair(uint32_t shared) {
   float2 pair;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"

@@ -656,7 +656,8 @@ bool MultipliesTiles(const DeviceWeights& w, int32_t tile_rows) {
       return (tile_rows == kMatmulTileRows || tile_rows == kMatmulFewRows) &&
              StreamsBlocks(tile_rows, w);
     case DeviceWeights::Way::kInt8:
-      return (tile_rows == kMatmulTileRows || many) && HasInt8GroupMatmul();
+      return (tile_rows == kMatmulTileRows || many) && HasInt8GroupMatmul() &&
+             MultipliesAsItLies(tile_rows, w);
     case DeviceWeights::Way::kExact:
       break;
   }

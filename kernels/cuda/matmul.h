@@ -11,7 +11,7 @@
 //             bits as the CPU's. Computes kF32 and kF16.
 //   kBlocks   x rounded to bfloat16, W in quantised blocks (block_order.h) whose values are widened to float32 and rounded
 //             to bfloat16: the bits of kTensor with that W, for any number of rows.
-//   kInt8     both rounded to integers of 8 bits, W8A8 (matmul_int8.h, which has its kernels).
+//   kInt8     both rounded to integers, W8A8 and W4A8 (matmul_int8.h, which has its kernels).
 //
 // Batch invariance, by construction. kTensor: the inner dimension is cut into kMatmulSegments
 // segments, which follow from `in` alone; a segment's sum is one chain of matrix instructions of 16
@@ -59,6 +59,7 @@ struct DeviceWeights {
   Way way = Way::kTensor;
   DType storage = DType::kBF16;         // of `data`
   WeightType type = WeightType::kBF16;  // of kBlocks and kInt8
+  int32_t integer_bits = 8;             // of kInt8, as they lie: 8, or 4
 };
 
 // kTensor stores bf16. kExact stores `storage` as it is. Of kBlocks BlockBytes (block_order.h) says it, of kInt8 Int8WeightBytes.
@@ -120,7 +121,7 @@ struct MatmulArgs {
                                         const void* ordered, Stream stream);
 
 // Products of tiles of rows that have a W each, as many tiles as `count` says: what rows have of experts (experts.h). The bits of
-// Matmul with that W. Tiles have kMatmulTileRows rows, or more: 32 with kBlocks, 64 or 128 with kTensor and kInt8.
+// Matmul with that W. Tiles have kMatmulTileRows rows, or more: 32 with kBlocks, 64 or 128 with kTensor and kInt8 (of 4 bits 64).
 inline constexpr int32_t kMatmulTileRows = 8;
 inline constexpr int64_t kMostTiledRows = int64_t{1} << 18;  // of all tiles
 struct TiledMatmulArgs {

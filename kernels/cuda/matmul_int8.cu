@@ -1,4 +1,4 @@
-// W8A8 (matmul_int8.h): packing, rounding, and the product on any device, also for tests: a warp is 16 outputs and 32 rows. Hopper's products
+// W8A8 and W4A8 (matmul_int8.h): packing, rounding, and the product on any device, also for tests: a warp is 16 outputs and 32 rows. Hopper's products
 // are in matmul_int8_wgmma.cu.
 #include <algorithm>
 
@@ -36,8 +36,78 @@ __global__ void __launch_bounds__(kThreads)
           blocks[column / 32 * kBlockBytes + 2 + column % 32];
     }
     const auto scale = static_cast<uint16_t>(blocks[0] | blocks[1] << 8);
-    reinterpret_cast<float*>(panel + WScalesAt(line / 16, line % 8))[line % 16 / 8] =
+    reinterpret_cast<float*>(panel + kIntegerBytes + WScalesAt(line / 16, line % 8))[line % 16 / 8] =
         WidenF16(scale);
+  }
+}
+
+// The same, in 4 bits.
+__global__ void __launch_bounds__(kThreads)
+    PackFourBitsKernel(const uint8_t* rows, int64_t row_bytes, int64_t first_row, int64_t count,
+                       int32_t in, int32_t groups, uint8_t* to) {
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * kThreads) {
+    const int64_t row = i / groups, output = first_row + row;
+    const auto group = static_cast<int32_t>(i - row * groups);
+    const uint8_t* blocks =
+        rows + row * row_bytes + int64_t{group} * (kGroupValues / 32) * kBlockBytes;
+    const auto line = static_cast<int>(output % kPanelRows);
+    uint8_t* tile = to + (output / kPanelRows * groups + group) * kFourBitPanelBytes +
+                    line / kFourBitTileOutputs * kFourBitTileBytes;
+    const int32_t values = min(kGroupValues, in - group * kGroupValues);
+    const auto integer = [&](int32_t column) {
+      return column < values ? blocks[column / 32 * kBlockBytes + 2 + column % 32] & 15u : 0u;
+    };
+    for (int slice = 0; slice < kGroupSlices; ++slice) {
+      for (int c = 0; c < 4; ++c) {
+        uint32_t word = 0;
+        for (int b = 0; b < 4; ++b) {
+          const int32_t column = slice * 32 + c * 4 + b;
+          word |= (integer(column) << 4 | integer(column + 16)) << (8 * b);
+        }
+        *reinterpret_cast<uint32_t*>(tile + FourBitWordAt(line % 8 * 4 + c,
+                                                          slice * 2 + line % 16 / 8)) = word;
+      }
+    }
+    const auto scale = static_cast<uint16_t>(blocks[0] | blocks[1] << 8);
+    reinterpret_cast<float*>(tile + kFourBitScalesAt)[line % 8 * 2 + line % 16 / 8] =
+        WidenF16(scale) / kFourBitUnit;
+  }
+}
+
+// ---- widening ----
+
+// A block is a panel; a thread a word of four bits.
+constexpr int kWidenThreads = kIntegerBytes / 8;
+__global__ void __launch_bounds__(kWidenThreads)
+    WidenInt4Kernel(const uint8_t* w, int32_t groups, int64_t first_panel, uint8_t* to) {
+  LetNextStart();
+  WaitForEarlier();
+  const int64_t at = int64_t{blockIdx.x};
+  const uint8_t* const from = w + (first_panel * groups + at) * kFourBitPanelBytes;
+  uint8_t* const panel = to + at * kRoundedPanelBytes;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int tile = thread / (8 * kLanes), place = thread % (8 * kLanes);
+  const int i = place / (4 * kLanes) * 4 + place % 4, lane = place / 4 % kLanes;
+  const uint8_t* const of_tile = from + tile * kFourBitTileBytes;
+  const uint32_t word = reinterpret_cast<const uint32_t*>(of_tile)[place];
+  const int line = tile * 16 + i % 2 * 8 + lane / 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t bits = half == 0 ? word >> 4 : word;
+    uint32_t wide = 0;
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      const int value = static_cast<int>(bits << (28 - 8 * b)) >> 28;
+      wide |= (static_cast<uint32_t>(value) & 255u) << (8 * b);
+    }
+    const int piece = i / 2 * 2 + half;  // 16 columns
+    *reinterpret_cast<uint32_t*>(panel + line * kGroupValues + (piece ^ (line % 8)) * 16 +
+                                 lane % 4 * 4) = wide;
+  }
+  if (place < kFourBitTileOutputs) {
+    reinterpret_cast<float*>(panel + kIntegerBytes)[tile * kFourBitTileOutputs + place] =
+        reinterpret_cast<const float*>(of_tile + kFourBitScalesAt)[place] * kFourBitUnit;
   }
 }
 
@@ -121,7 +191,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int32_t group = 0; group < operands.groups; ++group) {
     const uint8_t* const of_w =
         operands.w + (int64_t{tile / 4} * operands.groups + group) * kRoundedPanelBytes;
-    const float2 scales = *reinterpret_cast<const float2*>(of_w + WScalesAt(tile % 4, lane / 4));
+    const float2 scales =
+        *reinterpret_cast<const float2*>(of_w + kIntegerBytes + WScalesAt(tile % 4, lane / 4));
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
       // Past the last row that is read again: those sums are nobody's.
@@ -164,7 +235,7 @@ Int8Operands OperandsOf(const MatmulArgs& args, const DeviceWeights& w, const vo
   product.bias = args.bias;
   product.accumulate = args.accumulate;
   product.new_weights = args.new_weights;
-  return {product, static_cast<const uint8_t*>(w.data), GroupsOf(w.in)};
+  return {product, static_cast<const uint8_t*>(w.data), GroupsOf(w.in), w.integer_bits};
 }
 
 bool IsInt8(const DeviceWeights& w) {
@@ -173,8 +244,8 @@ bool IsInt8(const DeviceWeights& w) {
 
 }  // namespace
 
-size_t Int8WeightBytes(int64_t out, int64_t in) {
-  return static_cast<size_t>(CeilDiv(out, kPanelRows) * GroupsOf(in)) * kRoundedPanelBytes;
+size_t Int8WeightBytes(int64_t out, int64_t in, int32_t integer_bits) {
+  return static_cast<size_t>(CeilDiv(out, kPanelRows) * GroupsOf(in)) * WPanelBytes(integer_bits);
 }
 
 cudaError_t PackInt8(const std::byte* source, int64_t first_row, int64_t rows,
@@ -186,10 +257,27 @@ cudaError_t PackInt8(const std::byte* source, int64_t first_row, int64_t rows,
   const int32_t groups = GroupsOf(packed.in);
   const int64_t count = rows * groups;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(CeilDiv(count, kThreads), 8192));
-  return LaunchBehind(PackInt8Kernel, blocks, kThreads, 0, stream,
+  const auto kernel = packed.integer_bits == 4 ? PackFourBitsKernel : PackInt8Kernel;
+  return LaunchBehind(kernel, blocks, kThreads, 0, stream,
                       reinterpret_cast<const uint8_t*>(source), packed.in / 32 * kBlockBytes,
                       first_row, count, static_cast<int32_t>(packed.in), groups,
                       static_cast<uint8_t*>(const_cast<void*>(packed.data)));
+}
+
+cudaError_t WidenInt4(const DeviceWeights& w, int64_t first_output, int64_t outputs, void* to,
+                      Stream stream) {
+  const int64_t panels = CeilDiv(outputs, kPanelRows) * GroupsOf(w.in);
+  if (!IsInt8(w) || w.integer_bits != 4 || first_output < 0 || first_output % kPanelRows != 0 ||
+      outputs < 1 || first_output + outputs > w.out || panels > INT32_MAX) {
+    return cudaErrorInvalidValue;
+  }
+  return Launch(WidenInt4Kernel, static_cast<unsigned>(panels), kWidenThreads, 0, stream, false,
+                static_cast<const uint8_t*>(w.data), GroupsOf(w.in), first_output / kPanelRows,
+                static_cast<uint8_t*>(to));
+}
+
+bool MultipliesAsItLies(int64_t m, const DeviceWeights& w) {
+  return w.integer_bits == 8 || (m <= kFourBitRows && HasInt8GroupMatmul());
 }
 
 size_t RoundedBytes(int64_t m, int64_t in) {
@@ -209,21 +297,27 @@ cudaError_t MatmulRounded(const MatmulArgs& args, const DeviceWeights& w, const 
                           Stream stream) {
   if (!IsInt8(w) || args.m < 0 || args.m > kMostRows) return cudaErrorInvalidValue;
   if (args.m == 0) return cudaSuccess;
+  if (!MultipliesAsItLies(args.m, w) || (args.portable && w.integer_bits != 8)) {
+    return cudaErrorInvalidValue;
+  }
   const Int8Operands operands = OperandsOf(args, w, rounded);
+  if (w.integer_bits == 4 && StreamsInt4(args.m, w.in)) return MatmulInt4Stream(operands, stream);
   if (!args.portable && HasInt8GroupMatmul()) return MatmulInt8ByGroups(operands, stream);
   return MultiplyPlainly(operands, stream);
 }
 
 cudaError_t MatmulRoundedTiles(const MatmulArgs& args, const DeviceWeights& w, const void* rounded,
                                const RowTiles& rows, int32_t tile_rows, Stream stream) {
-  if (!IsInt8(w) || !HasInt8GroupMatmul()) return cudaErrorInvalidValue;
+  if (!IsInt8(w) || !HasInt8GroupMatmul() || !MultipliesAsItLies(tile_rows, w)) {
+    return cudaErrorInvalidValue;
+  }
   Int8Operands operands = OperandsOf(args, w, rounded);
   operands.of_rows = rows;
   return MatmulInt8OfTiles(operands, tile_rows, stream);
 }
 
 bool GatesRounded(int64_t m, const DeviceWeights& w) {
-  return IsInt8(w) && m > kMatmulBatchRows && m <= kMostRows && w.out % (2 * kGroupValues) == 0 &&
+  return IsInt8(w) && w.integer_bits == 8 && m > kMatmulBatchRows && m <= kMostRows && w.out % (2 * kGroupValues) == 0 &&
          HasInt8GroupMatmul();
 }
 

@@ -71,10 +71,13 @@ constexpr int kFillRegisters = 40;
 constexpr int32_t kNarrowRows = 4;
 
 // kMultipliers: warpgroups that multiply; kRows: of a tile; kTileOutputs: outputs of a warpgroup, 64 or 32; kOfRows: tiles of rows
-// that have a W each.
+// that have a W each; kBits: of W's integers.
 template <int kMultiplierGroups, int kTileRows, int kTileOutputs = kPanelRows, bool kGates = false,
-          bool kTilesOfRows = false>
+          bool kTilesOfRows = false, int kIntegerBits = 8>
 struct Shape {
+  static constexpr int kBits = kIntegerBits;
+  static_assert(kBits == 8 || (kBits == 4 && kMultiplierGroups == 1 && !kGates));
+  static constexpr int kWSourceBytes = WPanelBytes(kBits);  // of a panel in memory
   static constexpr int kMultipliers = kMultiplierGroups, kRows = kTileRows;
   static constexpr int kClusterBlocks = kMultipliers == 2 ? 2 : 1;
   static constexpr bool kWholePanels = kTileOutputs == kPanelRows;
@@ -98,27 +101,30 @@ struct Shape {
   // Registers of a thread that multiplies; 0: as many as it was launched with.
   static constexpr int kMultiplyRegisters = kMultipliers == 2 ? 232 : 0;
   static_assert(kMultiplyRegisters == 0 || SharesRegisters(kMultiplyRegisters, kFillRegisters));
-  // Copies of W. Whole panels come with their scales; those of fewer outputs come by a copy of their own.
+  // Copies of W. Whole panels come with their scales, and so do tiles of 4 bits; other scales come by a copy of their own.
   static constexpr int kPanelTiles = kPanelRows / kTileOutputs;
-  static constexpr int kWCopies = kWholePanels ? kMultipliers : 2;
+  static constexpr bool kWithScales = kWholePanels || kBits == 4;
+  static constexpr int kWCopies = kWithScales ? kMultipliers : 2;
   static_assert(kPanelTiles * kTileOutputs == kPanelRows && kSets >= 2 && kWCopies >= 1);
   // A stage: W, with its scales where those come along, integers of the rows, their scales, and other scales of W.
-  static constexpr uint32_t kWPanelBytes =
-      kWholePanels ? (kRoundedPanelBytes + 1023) / 1024 * 1024 : kTileOutputs * kGroupValues;
+  static constexpr uint32_t kWCopyBytes = kWholePanels ? kWSourceBytes
+                                          : kBits == 4 ? kTileOutputs / 16 * kFourBitTileBytes
+                                                       : kTileOutputs * kGroupValues;
+  static constexpr uint32_t kWPanelBytes = (kWCopyBytes + 1023) / 1024 * 1024;
   static constexpr uint32_t kWBytes = kMultipliers * kWPanelBytes;
   static constexpr uint32_t kXBytes = kPanelsRows * kGroupValues, kXScaleBytes = kPanelsRows * 4;
   static constexpr uint32_t kScalesAt = kWBytes + kPanels * kXBytes;
   static constexpr uint32_t kWScalesAt = kScalesAt + kPanels * kXScaleBytes;
   static constexpr uint32_t kWScaleBytes = kTileOutputs * 4;
   static constexpr uint32_t kStageBytes =
-      (kWScalesAt + (kWholePanels ? 0 : kWScaleBytes) + 1023) / 1024 * 1024;
+      (kWScalesAt + (kWithScales ? 0 : kWScaleBytes) + 1023) / 1024 * 1024;
   // Bytes of W that a stage takes.
   static constexpr uint32_t kWCopiedBytes =
-      kWholePanels ? kMultipliers * kRoundedPanelBytes : kWPanelBytes + kWScaleBytes;
+      kMultipliers * kWCopyBytes + (kWithScales ? 0 : kWScaleBytes);
   static_assert(kWCopiedBytes % 16 == 0 && kWarps % 4 == 0 && kRowTiles * 8 * kParts == kRows);
-  // Matrix instructions read 64 outputs from where a stage begins, also where it has fewer.
-  static constexpr uint32_t kReadPast =
-      kStageBytes < kIntegerBytes ? kIntegerBytes - kStageBytes : 0;
+  // Warps read 64 outputs from where a stage begins, also where it has fewer.
+  static constexpr uint32_t kReadBytes = kBits == 4 ? kFourBitPanelBytes : kIntegerBytes;
+  static constexpr uint32_t kReadPast = kStageBytes < kReadBytes ? kReadBytes - kStageBytes : 0;
   static constexpr int kStages = (kGroupsSharedBytes - 1024 - kReadPast) / kStageBytes;
   static constexpr size_t kSharedBytes = kStages * kStageBytes + kReadPast + 1024;
 };
@@ -322,14 +328,14 @@ __global__ void __launch_bounds__(S::kThreads, 1)
                     (copy >= S::kWCopies + S::kMyPanels ? kIntegerBytes : 0);
         } else if (S::kGated) {
           from[i] = w + int64_t{outputs + copy * (args.out / 2 / kPanelRows)} * groups *
-                            kRoundedPanelBytes;
+                            S::kWSourceBytes;
         } else if (S::kWholePanels) {
           from[i] = w + int64_t{min(outputs * S::kMultipliers + copy, last_w)} * groups *
-                            kRoundedPanelBytes;
+                            S::kWSourceBytes;
         } else {
-          from[i] = w + int64_t{outputs / S::kPanelTiles} * groups * kRoundedPanelBytes +
+          from[i] = w + int64_t{outputs / S::kPanelTiles} * groups * S::kWSourceBytes +
                     (copy == 0 ? 0 : kIntegerBytes) +
-                    outputs % S::kPanelTiles * (copy == 0 ? S::kWPanelBytes : S::kWScaleBytes);
+                    outputs % S::kPanelTiles * (copy == 0 ? S::kWCopyBytes : S::kWScaleBytes);
         }
       });
     };
@@ -338,13 +344,14 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       const uint32_t to = stages_at + stage.index * S::kStageBytes;
       if (filler == 0) ArriveExpecting(barrier, stage_bytes);
       each([&](int i, int copy) {
-        const uint8_t* const source = from[i] + int64_t{group} * kRoundedPanelBytes;
+        const uint8_t* const source =
+            from[i] + int64_t{group} * (copy < S::kWCopies ? S::kWSourceBytes : kRoundedPanelBytes);
         if (copy < S::kWCopies) {
-          if (S::kWholePanels) {
-            copy_w(to + copy * S::kWPanelBytes, source, kRoundedPanelBytes, barrier);
+          if (S::kWithScales) {
+            copy_w(to + copy * S::kWPanelBytes, source, S::kWCopyBytes, barrier);
           } else {
             copy_w(to + (copy == 0 ? 0 : S::kWScalesAt), source,
-                   copy == 0 ? S::kWPanelBytes : S::kWScaleBytes, barrier);
+                   copy == 0 ? S::kWCopyBytes : S::kWScaleBytes, barrier);
           }
           return;
         }
@@ -407,6 +414,28 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       const auto start = [&]<int kSet>() {
         WaitForPhase(SharedAddress(filled + started.index), started.parity);
         const uint32_t at = started.index * (S::kStageBytes / 16);
+        if constexpr (S::kBits == 4) {
+          const uint32_t words_at =
+              my_w + started.index * S::kStageBytes + warp * kFourBitTileBytes +
+              FourBitWordAt(lane, 0);
+          const uint4 words[2] = {LoadShared16(words_at),
+                                  LoadShared16(words_at + FourBitWordAt(0, 4))};
+          uint32_t a[kGroupSlices][4];
+#pragma unroll
+          for (int s = 0; s < kGroupSlices; ++s) {
+            const uint4& of_slice = words[s / 2];
+            FourBitFragments(s % 2 == 0 ? of_slice.x : of_slice.z,
+                             s % 2 == 0 ? of_slice.y : of_slice.w, a[s]);
+          }
+          started.Next();
+          FenceGroup();
+#pragma unroll
+          for (int s = 0; s < kGroupSlices; ++s) {
+            GroupMultiplyAdd(products[kSet][0], a[s], matrices | (my_x_matrix + at + s * 2), s > 0);
+          }
+          CommitGroup();
+          return;
+        }
         started.Next();
         FenceGroup();
 #pragma unroll
@@ -427,10 +456,12 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 #pragma unroll
         for (int part = 0; part < S::kParts; ++part) {
           scales[part] = LoadSharedPair(
-              S::kWholePanels
-                  ? my_w + stage.index * S::kStageBytes + part * S::kWPanelBytes +
+              S::kBits == 4 ? my_w + stage.index * S::kStageBytes + warp * kFourBitTileBytes +
+                                  kFourBitScalesAt + lane / 4 * static_cast<int>(sizeof(float2))
+              : S::kWholePanels
+                  ? my_w + stage.index * S::kStageBytes + part * S::kWPanelBytes + kIntegerBytes +
                         WScalesAt(warp % 4, lane / 4)
-                  : of_stage + S::kWScalesAt - kIntegerBytes + WScalesAt(warp, lane / 4));
+                  : of_stage + S::kWScalesAt + WScalesAt(warp, lane / 4));
         }
 #pragma unroll
         for (int j = 0; j < kRowTiles; ++j) {
@@ -505,16 +536,16 @@ cudaError_t LaunchTiles(const Int8Operands& operands, const Stream& stream) {
                   S::kSharedBytes, stream, operands, raster);
 }
 
-template <int kTileRows>
+template <int kTileRows, int kBits = 8>
 cudaError_t LaunchBatch(const Int8Operands& operands, const Stream& stream) {
   if constexpr (kTileRows == 8) {
-    using Narrow = Shape<1, kTileRows, kPanelRows / 2>;
+    using Narrow = Shape<1, kTileRows, kPanelRows / 2, false, false, kBits>;
     if (operands.product.m <= kNarrowRows &&
         RasterFor<Narrow>(operands).count() <= CurrentDevice().multiprocessors) {
       return LaunchTiles<Narrow>(operands, stream);
     }
   }
-  return LaunchTiles<Shape<1, kTileRows>>(operands, stream);
+  return LaunchTiles<Shape<1, kTileRows, kPanelRows, false, false, kBits>>(operands, stream);
 }
 
 template <bool kGated>
@@ -538,6 +569,12 @@ bool HasInt8GroupMatmul() {
 
 cudaError_t MatmulInt8ByGroups(const Int8Operands& operands, Stream stream) {
   const int32_t m = operands.product.m;
+  if (operands.integer_bits == 4) {
+    static_assert(kFourBitRows == 64);
+    if (m <= 8) return LaunchBatch<8, 4>(operands, stream);
+    if (m <= 16) return LaunchBatch<16, 4>(operands, stream);
+    return m <= 32 ? LaunchBatch<32, 4>(operands, stream) : LaunchBatch<64, 4>(operands, stream);
+  }
   if (m <= 8) return LaunchBatch<8>(operands, stream);
   if (m <= 16) return LaunchBatch<16>(operands, stream);
   if (m <= 32) return LaunchBatch<32>(operands, stream);
@@ -548,17 +585,28 @@ cudaError_t MatmulInt8ByGroups(const Int8Operands& operands, Stream stream) {
 }
 
 cudaError_t MatmulInt8OfTiles(const Int8Operands& operands, int32_t tile_rows, Stream stream) {
-  const auto launch = [&]<int kRows>() {
-    return LaunchTiles<Shape<1, kRows, kPanelRows, /*kGates=*/false, /*kTilesOfRows=*/true>>(
-        operands, stream);
+  const auto launch = [&]<int kRows, int kBits>() {
+    return LaunchTiles<
+        Shape<1, kRows, kPanelRows, /*kGates=*/false, /*kTilesOfRows=*/true, kBits>>(operands,
+                                                                                    stream);
   };
+  if (operands.integer_bits == 4) {
+    switch (tile_rows) {
+      case kMatmulTileRows:
+        return launch.template operator()<kMatmulTileRows, 4>();
+      case kPanelRows:
+        return launch.template operator()<kPanelRows, 4>();
+      default:
+        return cudaErrorInvalidValue;
+    }
+  }
   switch (tile_rows) {
     case kMatmulTileRows:
-      return launch.template operator()<kMatmulTileRows>();
+      return launch.template operator()<kMatmulTileRows, 8>();
     case kPanelRows:
-      return launch.template operator()<kPanelRows>();
+      return launch.template operator()<kPanelRows, 8>();
     case 2 * kPanelRows:
-      return launch.template operator()<2 * kPanelRows>();
+      return launch.template operator()<2 * kPanelRows, 8>();
     default:
       return cudaErrorInvalidValue;
   }

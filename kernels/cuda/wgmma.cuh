@@ -274,6 +274,64 @@ __device__ __forceinline__ void GroupMultiplyAdd(int32_t (&c)[16][4], uint64_t a
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 
+// The same, a as a warp's fragments: of rows lane / 4 and 8 more, four of K from 4 * (lane % 4) on, and then of those 16 further.
+__device__ __forceinline__ void GroupMultiplyAdd(int32_t (&c)[1][4], const uint32_t (&a)[4],
+                                                 uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %9, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {"
+      "%0, %1, %2, %3"
+      "}, "
+      "{%4, %5, %6, %7}, %8, add;\n"
+      "}"
+      : WINNOW_TILE_SUMS("+r", c, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+__device__ __forceinline__ void GroupMultiplyAdd(int32_t (&c)[2][4], const uint32_t (&a)[4],
+                                                 uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %13, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k32.s32.s8.s8 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7"
+      "}, "
+      "{%8, %9, %10, %11}, %12, add;\n"
+      "}"
+      : WINNOW_TILE_SUMS("+r", c, 0), WINNOW_TILE_SUMS("+r", c, 1)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+__device__ __forceinline__ void GroupMultiplyAdd(int32_t (&c)[4][4], const uint32_t (&a)[4],
+                                                 uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+      "}, "
+      "{%16, %17, %18, %19}, %20, add;\n"
+      "}"
+      : WINNOW_TILE_SUMS("+r", c, 0), WINNOW_TILE_SUMS("+r", c, 1), WINNOW_TILE_SUMS("+r", c, 2),
+        WINNOW_TILE_SUMS("+r", c, 3)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+__device__ __forceinline__ void GroupMultiplyAdd(int32_t (&c)[8][4], const uint32_t (&a)[4],
+                                                 uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {" WINNOW_NUMBERS_64
+      "}, "
+      "{%32, %33, %34, %35}, %36, add;\n"
+      "}"
+      : WINNOW_SUMS_64("+r", c, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+
 #undef WINNOW_TILE_SUMS
 #undef WINNOW_SIX_TILE_SUMS
 #undef WINNOW_SUMS_64

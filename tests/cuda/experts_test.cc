@@ -21,7 +21,8 @@ class CudaExpertsTest : public CudaBackendFixture {
     std::unique_ptr<PackedMatrix> router;
     std::vector<std::unique_ptr<PackedMatrix>> gate_up, down;
   };
-  Layer AnyLayer(int64_t experts, int64_t hidden, int64_t width, WeightType type) {
+  Layer AnyLayer(int64_t experts, int64_t hidden, int64_t width, WeightType type,
+                 int32_t integer_bits = 8) {
     Layer layer;
     const FileMatrix router(random_, experts, hidden, DType::kF32, 0.1f);
     layer.router = backend_->Pack({{router.host()}}, DType::kF32);
@@ -32,8 +33,8 @@ class CudaExpertsTest : public CudaBackendFixture {
         layer.gate_up.push_back(backend_->Pack({{gate_up.host()}}, DType::kBF16));
         layer.down.push_back(backend_->Pack({{down.host()}}, DType::kBF16));
       } else {
-        const BlockMatrix gate_up(random_, 2 * width, hidden, type);
-        const BlockMatrix down(random_, hidden, width, type);
+        const BlockMatrix gate_up(random_, 2 * width, hidden, type, {}, integer_bits);
+        const BlockMatrix down(random_, hidden, width, type, {}, integer_bits);
         layer.gate_up.push_back(backend_->PackStored({{gate_up.stored()}}, DType::kBF16));
         layer.down.push_back(backend_->PackStored({{down.stored()}}, DType::kBF16));
       }
@@ -284,6 +285,28 @@ TEST_F(CudaExpertsTest, RowsThatTheDeviceRoutesHaveTheBitsOfThoseOfTheHost) {
         }
         EXPECT_TRUE(actual.GuardsIntact());
       }
+    }
+  }
+}
+
+// The same of integers of 4 bits, whose larger tiles have 64 rows.
+TEST_F(CudaExpertsTest, ExpertsOfFourBitsHaveTheBitsOfThoseOfTheHost) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 3; ++round) {
+    const int64_t experts = random_.Int(4, 60), per_token = random_.Int(1, 4);
+    const int64_t hidden = 128 * random_.Int(1, 6), width = 128 * random_.Int(1, 4);
+    const Layer layer = AnyLayer(experts, hidden, width, WeightType::kI8x128, 4);
+    const auto set = backend_->MakeExpertSet(MatricesOf(layer));
+    for (const int64_t m : {int64_t{1}, random_.Int(2, 9), random_.Int(300, 2000)}) {
+      SCOPED_TRACE(testing::Message() << m << " rows to " << per_token << " of " << experts << ", "
+                                      << hidden << " by " << width);
+      Matrix normed = Matrix::Normal(random_, m, hidden, 1.0f, 4);
+      const Matrix states = Matrix::Normal(random_, m, hidden);
+      const Matrix expected = Add(layer, normed, states, 0, m, per_token);
+      Matrix actual(m, hidden);
+      if (set == nullptr) continue;
+      ASSERT_TRUE(AddOnDevice(layer, *set, normed, states, m, per_token, actual));
+      EXPECT_TRUE(SameBits(actual, expected));
     }
   }
 }

@@ -18,8 +18,8 @@ namespace {
 
 class CudaMatmulInt8Test : public CudaBackendFixture {
  protected:
-  BlockMatrix Weights(int64_t out, int64_t in) {
-    return BlockMatrix(random_, out, in, WeightType::kI8x128);
+  BlockMatrix Weights(int64_t out, int64_t in, int32_t integer_bits = 8) {
+    return BlockMatrix(random_, out, in, WeightType::kI8x128, {}, integer_bits);
   }
   std::vector<float> SomeBias(int64_t out) {
     std::vector<float> bias;
@@ -38,13 +38,15 @@ TEST_F(CudaMatmulInt8Test, ProductsHaveTheReferencesBits) {
   rows.push_back(random_.Int(34, 127));
   rows.push_back(random_.Int(178, 700));
   for (const int64_t m : rows) {
-    for (int round = 0; round < 3; ++round) {
+    for (int round = 0; round < 6; ++round) {
       // Whole groups and others; fewer than a ring holds, and more.
       const int64_t ins[] = {32 * random_.Int(1, 12), 32 * random_.Int(1, 90),
                              128 * random_.Int(1, 40)};
-      const int64_t in = ins[round], out = random_.Int(1, 400);
-      SCOPED_TRACE(testing::Message() << "m " << m << ", in " << in << ", out " << out);
-      const BlockMatrix w = Weights(out, in);
+      const int64_t in = ins[round % 3], out = random_.Int(1, 400);
+      const int32_t bits = round < 3 ? 8 : 4;
+      SCOPED_TRACE(testing::Message()
+                   << bits << " bits, m " << m << ", in " << in << ", out " << out);
+      const BlockMatrix w = Weights(out, in, bits);
       // Rows that differ in size, zeros, and what is rounded to zero.
       Matrix x = Matrix::Normal(random_, m, in, 1.0f, random_.Int(0, 1) == 0 ? 3 : 4);
       const int64_t odd = random_.Int(0, m - 1);
@@ -54,7 +56,7 @@ TEST_F(CudaMatmulInt8Test, ProductsHaveTheReferencesBits) {
       const bool accumulate = random_.Int(0, 1) == 1;
       const auto packed = backend_->PackStored({{w.stored()}}, DType::kBF16);
       ASSERT_NE(packed, nullptr);
-      EXPECT_EQ(packed->size_bytes(), Int8WeightBytes(out, in));
+      EXPECT_EQ(packed->size_bytes(), Int8WeightBytes(out, in, bits));
       Matrix expected = y;
       Int8MatmulRef(x.tensor(), w.stored(), expected.tensor(),
                     {bias.empty() ? nullptr : bias.data(), accumulate});
@@ -98,6 +100,56 @@ TEST_F(CudaMatmulInt8Test, ManyTilesHaveTheBitsOfAnyDevicesKernel) {
       }
     }
   }
+}
+
+// Integers of 4 bits: the bits of the same integers where they lie in 8; and widened in pieces they are those.
+TEST_F(CudaMatmulInt8Test, FourBitsAreTheSameIntegers) {
+  if (!IsHopper()) GTEST_SKIP() << "other devices widen them";
+  SCOPED_TRACE(Seed());
+  for (const int64_t in : {int64_t{32} * random_.Int(1, 100), int64_t{4096}, int64_t{14336}}) {
+    // Tiles for all blocks of the device, several for some, and fewer than it has.
+    const int64_t out = in == 4096 ? random_.Int(28000, 29000) : random_.Int(600, 4200);
+    const BlockMatrix matrix = Weights(out, in, 4);
+    StoredMatrix wide = matrix.stored();
+    wide.integer_bits = 8;
+    DeviceArray<std::byte> four(Int8WeightBytes(out, in, 4)), eight(Int8WeightBytes(out, in));
+    const DeviceWeights w = PackOnDevice(matrix.stored(), four), w8 = PackOnDevice(wide, eight);
+    for (const int64_t m : {int64_t{1}, int64_t{4}, int64_t{5}, int64_t{8}, int64_t{13},
+                            int64_t{32}, int64_t{64}, random_.Int(33, 63)}) {
+      SCOPED_TRACE(testing::Message() << "m " << m << ", in " << in << ", out " << out);
+      Matrix x = Matrix::Normal(random_, m, in);
+      const auto on_device = Upload(x);
+      DeviceArray<std::byte> rounded(RoundedBytes(m, in));
+      WINNOW_CUDA_OK(
+          RoundRows({on_device.data(), m, in, x.tensor().stride}, rounded.data(), nullptr));
+      const DeviceArray<float> left(m * out), right(m * out);
+      MatmulArgs args;
+      args.m = m;
+      args.y_stride = out;
+      args.y = left.data();
+      WINNOW_CUDA_OK(MatmulRounded(args, w, rounded.data(), nullptr));
+      args.y = right.data();
+      WINNOW_CUDA_OK(MatmulRounded(args, w8, rounded.data(), nullptr));
+      ASSERT_TRUE(left.Get() == right.Get());
+    }
+    const int64_t first = 64 * random_.Int(0, static_cast<int32_t>(out / 64));
+    const int64_t outputs = std::min<int64_t>(out - first, 64 * random_.Int(1, 20));
+    if (outputs == 0) continue;
+    const size_t panels = Int8WeightBytes(outputs, in);
+    DeviceArray<std::byte> widened(panels);
+    WINNOW_CUDA_OK(WidenInt4(w, first, outputs, widened.data(), nullptr));
+    const std::vector<std::byte> all = eight.Get(), piece = widened.Get();
+    EXPECT_EQ(std::memcmp(piece.data(), all.data() + Int8WeightBytes(first, in), panels), 0);
+  }
+  const DeviceWeights none = {nullptr, 64, 64, DeviceWeights::Way::kInt8, DType::kBF16,
+                              WeightType::kI8x128, 4};
+  EXPECT_TRUE(MultipliesAsItLies(kFourBitRows, none));
+  EXPECT_FALSE(MultipliesAsItLies(kFourBitRows + 1, none));
+  EXPECT_FALSE(GatesRounded(500, none));
+  MatmulArgs args;
+  args.m = kFourBitRows + 1;
+  EXPECT_EQ(MatmulRounded(args, none, nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(WidenInt4(none, 32, 32, nullptr, nullptr), cudaErrorInvalidValue);
 }
 
 // A product begins while rows are still rounded, and takes none of them before all are: here those that are rounded last.
@@ -337,12 +389,14 @@ TEST_F(CudaMatmulInt8Test, GatedProductsThatNoKernelHasAreRefused) {
 // A whole gated MLP, with and without a kernel that gates: its parts to the bit.
 TEST_F(CudaMatmulInt8Test, AGatedMlpIsItsPartsForAnyNumberOfRows) {
   SCOPED_TRACE(Seed());
-  for (const int64_t m : {1, 4, 20, 128, 129, 300}) {
+  for (const int64_t m : {1, 4, 20, 64, 65, 128, 129, 300}) {
     for (const int64_t width : {128 * random_.Int(1, 6), 32 * random_.Int(1, 20)}) {
       const int64_t hidden = 32 * random_.Int(1, 16);
-      SCOPED_TRACE(testing::Message() << "m " << m << ", hidden " << hidden << ", width " << width);
-      const BlockMatrix gate = Weights(width, hidden), up = Weights(width, hidden),
-                        down = Weights(hidden, width);
+      const int32_t bits = random_.Int(0, 1) == 0 ? 8 : 4;
+      SCOPED_TRACE(testing::Message() << bits << " bits, m " << m << ", hidden " << hidden
+                                      << ", width " << width);
+      const BlockMatrix gate = Weights(width, hidden, bits), up = Weights(width, hidden, bits),
+                        down = Weights(hidden, width, bits);
       ExpectGatedMlpIsItsParts(m, gate.stored(), up.stored(), down.stored());
     }
   }

@@ -26,6 +26,7 @@ inline DeviceWeights PackOnDevice(const StoredMatrix& w, DeviceArray<std::byte>&
   weights.in = w.cols;
   weights.way = int8 ? DeviceWeights::Way::kInt8 : DeviceWeights::Way::kBlocks;
   weights.type = w.type;
+  weights.integer_bits = w.integer_bits;
   const DeviceArray<std::byte> source(rows);
   const auto pack = int8 ? PackInt8 : PackBlocks;
   EXPECT_EQ(pack(source.data(), 0, weights.out, weights, nullptr), cudaSuccess);

@@ -57,14 +57,15 @@ class Eval(unittest.TestCase):
             self.assertIsNone(reference["against_dense"])
             again = measure("--reference", wide)["against_dense"]
             self.assertEqual((again["percent"], again["top1"]), (0, 1))
-            eight, four, floats, both = (measure("--weights", form, "--reference", wide)
-                                         for form in ("int8", "int4", "fp8", "w8a8"))
-            for rounded in (eight, four, floats, both):
+            eight, four, floats, both, halves = (measure("--weights", form, "--reference", wide)
+                                                 for form in ("int8", "int4", "fp8", "w8a8", "w4a8"))
+            for rounded in (eight, four, floats, both, halves):
                 self.assertAlmostEqual(rounded["against_dense"]["percent"],
                                        100 * (rounded["perplexity"] / reference["perplexity"] - 1), 2)
             self.assertNotEqual(eight["perplexity"], reference["perplexity"])
             self.assertNotEqual(floats["perplexity"], reference["perplexity"])
             self.assertNotEqual(both["perplexity"], eight["perplexity"])
+            self.assertNotEqual(halves["perplexity"], both["perplexity"])
             self.assertGreaterEqual(eight["against_dense"]["top1"], four["against_dense"]["top1"])
 
     def test_text_gives_perplexity(self):

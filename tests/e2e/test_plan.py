@@ -239,7 +239,8 @@ class PlanAndServe(unittest.TestCase):
         # Rows of 704 values are no multiple of 128.
         for weights, expected in (("int8", (layers + output) * 17 // 16), ("int4", layers * 5 // 8 + output * 17 // 16),
                                   ("fp8", (layers - down + output) * 33 // 32 + down * 9 // 8),
-                                  ("w8a8", (layers - down) * 33 // 32 + down // 704 * 6 * 132 + output * 17 // 16)):
+                                  ("w8a8", (layers - down) * 33 // 32 + down // 704 * 6 * 132 + output * 17 // 16),
+                                  ("w4a8", (layers - down) * 17 // 32 + down // 704 * 6 * 68 + output * 17 // 16)):
             with self.subTest(weights):
                 planned = plan("--device", "cuda", "--max-context", 2048, "--weights", weights)
                 memory = planned["memory"]
@@ -253,7 +254,7 @@ class PlanAndServe(unittest.TestCase):
         self.assertEqual(plan("--max-context", 2048, "--weights", "int8")["memory"]["widening_bytes"], 0)
 
     def test_sizes_of_weights_in_every_form(self):
-        for weights in ("wide", "int8", "int4", "fp8", "w8a8"):
+        for weights in ("wide", "int8", "int4", "fp8", "w8a8", "w4a8"):
             with self.subTest(weights):
                 self.check_sizes("--max-context", 2048, "--weights", weights)
 

@@ -245,7 +245,7 @@ class ExpertModelTest : public ExpertMlpTest {
     SCOPED_TRACE(Seed());
     for (const WeightStorage storage :
          {WeightStorage::kWide, WeightStorage::kInt8, WeightStorage::kInt4, WeightStorage::kFloat8,
-          WeightStorage::kW8A8}) {
+          WeightStorage::kW8A8, WeightStorage::kW4A8}) {
       for (const char* text : {"dense", "lsh:k=20,window=16,dense_layers=0,from=0",
                                "pca:k=20,window=16,dense_layers=0,from=0"}) {
         SCOPED_TRACE(std::string(text) + " " + WeightStorageName(storage));
@@ -426,7 +426,7 @@ TEST_F(ExpertModelTest, BytesAreCountedAsTheyAreKept) {
   const auto backend = kernels::MakeCpuBackend("auto", 2);
   for (const WeightStorage storage :
        {WeightStorage::kWide, WeightStorage::kInt8, WeightStorage::kInt4, WeightStorage::kFloat8,
-        WeightStorage::kW8A8}) {
+        WeightStorage::kW8A8, WeightStorage::kW4A8}) {
     SCOPED_TRACE(WeightStorageName(storage));
     const auto decoder = Make(*backend, storage);
     const auto of_experts =

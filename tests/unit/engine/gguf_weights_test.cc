@@ -404,6 +404,9 @@ TEST(GgufWeights, RoundedWhileLoadingWeightsComputeWhatTheirBlocksCompute) {
   EXPECT_GT(RelativeError(float8, exact), RelativeError(int8, exact));
   EXPECT_LT(RelativeError(int4, exact), 0.3);
   EXPECT_GT(RelativeError(int4, exact), RelativeError(int8, exact));
+  const std::vector<float> w4a8 = Logits(model.directory(), DType::kF32, WeightStorage::kW4A8);
+  EXPECT_LT(RelativeError(w4a8, exact), 0.4);
+  EXPECT_GT(RelativeError(w4a8, exact), RelativeError(w8a8, exact));
   // A plain file has nothing to compute as stored: its products stay as they are.
   EXPECT_EQ(Logits(model.directory(), DType::kF32, WeightStorage::kStored), exact);
 }
@@ -429,6 +432,7 @@ TEST(GgufWeights, AStorageThatTheFileDoesNotFitIsRefused) {
   EXPECT_TRUE(CheckWeightStorage(WeightStorage::kInt4, *plain).ok());
   EXPECT_TRUE(CheckWeightStorage(WeightStorage::kFloat8, *plain).ok());
   EXPECT_TRUE(CheckWeightStorage(WeightStorage::kW8A8, *plain).ok());
+  EXPECT_TRUE(CheckWeightStorage(WeightStorage::kW4A8, *plain).ok());
   EXPECT_THAT(
       std::string(CheckWeightStorage(WeightStorage::kStored, *plain).message()),
       ::testing::StartsWith("weights is stored: this model's file has no quantised weights"));
@@ -436,7 +440,8 @@ TEST(GgufWeights, AStorageThatTheFileDoesNotFitIsRefused) {
   ASSERT_TRUE(blocks.ok()) << blocks.status();
   EXPECT_TRUE(CheckWeightStorage(WeightStorage::kStored, *blocks).ok());
   for (const WeightStorage storage :
-       {WeightStorage::kInt8, WeightStorage::kInt4, WeightStorage::kFloat8, WeightStorage::kW8A8}) {
+       {WeightStorage::kInt8, WeightStorage::kInt4, WeightStorage::kFloat8, WeightStorage::kW8A8,
+        WeightStorage::kW4A8}) {
     EXPECT_THAT(std::string(CheckWeightStorage(storage, *blocks).message()),
                 ::testing::HasSubstr("this model's file is quantised (Q8_0): say stored or wide"));
   }
@@ -444,7 +449,7 @@ TEST(GgufWeights, AStorageThatTheFileDoesNotFitIsRefused) {
   EXPECT_EQ(ParseWeightStorage("fp8").value(), WeightStorage::kFloat8);
   EXPECT_EQ(ParseWeightStorage("w8a8").value(), WeightStorage::kW8A8);
   EXPECT_EQ(ParseWeightStorage("int3").status().message(),
-            "weights: 'int3' is not one of wide, stored, int8, int4, fp8, w8a8");
+            "weights: 'int3' is not one of wide, stored, int8, int4, fp8, w8a8, w4a8");
 }
 
 // A GPU's products of quantised weights are in bfloat16, whatever the plain ones of the same model are in.
@@ -452,7 +457,7 @@ TEST(GgufWeights, QuantisedWeightsOnAGpuAreComputedInBfloat16) {
   const RandomModel model(SmallConfig("llama"));
   ModelOptions options;
   options.device = "cuda";
-  for (const char* storage : {"stored", "int8", "int4", "fp8", "w8a8"}) {
+  for (const char* storage : {"stored", "int8", "int4", "fp8", "w8a8", "w4a8"}) {
     options.weights = storage;
     for (const char* dtype : {"auto", "bf16"}) {
       options.dtype = dtype;
@@ -482,7 +487,7 @@ TEST(GgufWeights, MemoryOfWeightsIsCountedAsTheyAreKept) {
   ASSERT_TRUE(weights.ok());
   for (const WeightStorage storage :
        {WeightStorage::kWide, WeightStorage::kInt8, WeightStorage::kInt4, WeightStorage::kFloat8,
-        WeightStorage::kW8A8}) {
+        WeightStorage::kW8A8, WeightStorage::kW4A8}) {
     const auto backend = kernels::MakeCpuBackend("auto", 1);
     DecoderOptions options;
     options.compute = DType::kBF16;
@@ -658,7 +663,7 @@ TEST(GgufWeights, FormsThatFitAreThoseThatFileAndDeviceCanHave) {
   EXPECT_THAT(forms(*plain, all / 2), ElementsAre("int4"));
   EXPECT_THAT(forms(*plain, all / 10), IsEmpty());
   options.weights = "int8";
-  EXPECT_THAT(forms(*plain, 2 * all), ElementsAre("wide", "int4", "fp8", "w8a8"));
+  EXPECT_THAT(forms(*plain, 2 * all), ElementsAre("wide", "int4", "fp8", "w8a8", "w4a8"));
   // Every form but wide is bfloat16's on a GPU.
   options.weights = "wide";
   options.device = "cuda";

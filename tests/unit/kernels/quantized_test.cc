@@ -235,6 +235,51 @@ TEST(Quantized, BlocksOfW8A8ShareTheirScale) {
   }
 }
 
+// Integers of W4A8 lie from -8 to 7, are the nearest, and their scale is no worse than the one of the largest value.
+TEST(Quantized, GroupsOfFourBitsAreRoundedToTheirNearestIntegers) {
+  TestRandom random;
+  double of_rounding = 0, of_largest = 0;
+  for (const int64_t cols : {32, 96, 128, 160, 32 * 41}) {
+    SCOPED_TRACE(cols);
+    const std::vector<float> row = RowToRound(random, cols);
+    std::vector<std::byte> packed(WeightRowBytes(WeightType::kI8x128, cols));
+    std::vector<float> back(cols);
+    QuantizeRowToFourBits(row.data(), cols, packed.data());
+    DequantizeRow(WeightType::kI8x128, packed.data(), cols, back.data());
+    for (int64_t at = 0; at < cols; at += 128) {
+      const int64_t end = std::min<int64_t>(at + 128, cols);
+      float largest = 0;
+      for (int64_t i = at; i < end; ++i) {
+        if (std::abs(row[i]) > std::abs(largest)) largest = row[i];
+      }
+      F16 scale;
+      std::memcpy(&scale.bits, packed.data() + at / 32 * 34, 2);
+      const float s = ToFloat(scale), plain = ToFloat(ToF16(largest / -8));
+      const auto error = [](float value, float by) {
+        const float q = by == 0 ? 0 : std::clamp(std::nearbyint(value / by), -8.0f, 7.0f);
+        return std::pow(double{q} * by - value, 2);
+      };
+      double rounding = 0, ends = 0;
+      for (int64_t i = at; i < end; ++i) {
+        const std::byte* const block = packed.data() + i / 32 * 34;
+        ASSERT_EQ(std::memcmp(block, &scale, 2), 0);
+        const auto q = static_cast<int8_t>(block[2 + i % 32]);
+        ASSERT_GE(q, -8);
+        ASSERT_LE(q, 7);
+        ASSERT_EQ(back[i], s * static_cast<float>(q));
+        rounding += std::pow(double{back[i]} - row[i], 2);
+        ends += error(row[i], plain);
+        // Ties, and quotients that round to one, may go to either side.
+        ASSERT_LE(std::pow(double{back[i]} - row[i], 2), error(row[i], s) * (1 + 1e-4) + 1e-12);
+      }
+      ASSERT_LE(rounding, ends * (1 + 1e-4) + 1e-30);
+      of_rounding += rounding / (double{largest} * largest + 1e-30);
+      of_largest += ends / (double{largest} * largest + 1e-30);
+    }
+  }
+  EXPECT_LT(of_rounding, of_largest);
+}
+
 // The promise of QuantizeRow, by which a GPU makes such values in one operation.
 TEST(Quantized, LinesOfFourBitsHaveScalesThatAreExactInBfloat16) {
   TestRandom random;

@@ -30,10 +30,13 @@ inline constexpr std::span<const WeightType> kFloatBlocks = std::span(kBlockType
 // Random blocks, at odd addresses, whose scales are those of weights; or bfloat16 values.
 class BlockMatrix {
  public:
-  // `fill`: of every byte but a block's scales, in place of random ones.
+  // `fill`: of every byte but a block's scales, in place of random ones. `integer_bits`: StoredMatrix's.
   BlockMatrix(Random& random, int64_t rows, int64_t cols, WeightType type,
-              std::optional<uint8_t> fill = {})
-      : type_(type), cols_(cols), row_bytes_(WeightRowBytes(type, cols)) {
+              std::optional<uint8_t> fill = {}, int32_t integer_bits = 8)
+      : type_(type),
+        cols_(cols),
+        row_bytes_(WeightRowBytes(type, cols)),
+        integer_bits_(integer_bits) {
     bytes_.resize(1 + rows * row_bytes_);
     for (std::byte& byte : bytes_) {
       do {
@@ -55,13 +58,18 @@ class BlockMatrix {
           const int64_t group = i % (cols / 32) / 4 * 4 + i / (cols / 32) * (cols / 32);
           std::memcpy(bytes_.data() + 1 + i * size.bytes, bytes_.data() + 1 + group * size.bytes,
                       2);
+          if (integer_bits == 8) continue;
+          for (int64_t j = 2; j < size.bytes; ++j) {
+            std::byte& byte = bytes_[1 + i * size.bytes + j];
+            byte = static_cast<std::byte>(static_cast<int8_t>(byte) >> 4);
+          }
         }
       }
     }
     for (int64_t i = 0; i < rows; ++i) rows_.push_back(bytes_.data() + 1 + i * row_bytes_);
     random.Shuffle(rows_);  // rows may lie in any order
   }
-  StoredMatrix stored() const { return {type_, cols_, rows_}; }
+  StoredMatrix stored() const { return {type_, cols_, rows_, integer_bits_}; }
   const std::byte* row(int64_t i) const { return rows_[i]; }
 
  private:
@@ -104,6 +112,7 @@ class BlockMatrix {
 
   WeightType type_;
   int64_t cols_, row_bytes_;
+  int32_t integer_bits_;
   std::vector<std::byte> bytes_;
   std::vector<const std::byte*> rows_;
 };
