@@ -572,6 +572,16 @@ void RoundToL4x32(const float* x, std::byte* out) {
 
 }  // namespace
 
+void Q4_0ToQ8_0(const std::byte* row, int64_t cols, std::byte* out) {
+  const BlockSize from = BlockSizeOf(WeightType::kQ4_0), to = BlockSizeOf(WeightType::kQ8_0);
+  for (int64_t at = 0; at < cols; at += from.values, row += from.bytes, out += to.bytes) {
+    std::memcpy(out, row, 2);
+    for (int i = 0; i < from.values; ++i) {
+      out[2 + i] = static_cast<std::byte>(static_cast<int8_t>(Nibble(row + 2, i) - 8));
+    }
+  }
+}
+
 void Mxfp4ToFloat8(const std::byte* row, int64_t cols, std::byte* out) {
   const BlockSize from = BlockSizeOf(WeightType::kMxfp4), to = BlockSizeOf(WeightType::kF8x32);
   for (int64_t at = 0; at < cols; at += from.values, row += from.bytes, out += to.bytes) {

@@ -70,6 +70,9 @@ BF16 Mxfp4Scale(uint8_t code);
 // A row of kMxfp4 as kF8x32, which has all of its values. REQUIRES: no scale is NaN.
 void Mxfp4ToFloat8(const std::byte* row, int64_t cols, std::byte* out);
 
+// A row of kQ4_0 as kQ8_0, or as kI8x128 where four blocks each have one scale: the same values, integers from -8 to 7.
+void Q4_0ToQ8_0(const std::byte* row, int64_t cols, std::byte* out);
+
 // ---- the parts of a block, for products that compute with the integers ----
 //
 // Value i of a block is s·(q[i] - bias) + o, with the scale s and the offset o of its group of values.

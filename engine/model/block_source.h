@@ -21,8 +21,9 @@ class BlockSource {
   virtual bool has_blocks() const { return true; }
   // Row `row`: out [WeightRowBytes(block_type(), columns)]. REQUIRES: has_blocks.
   virtual void WriteBlocks(int64_t row, std::byte* out) const = 0;
-  // Whether these rows, of Q8_0, are rows of I8x128 as they are (kernels/quantized.h): each 128 values have one scale.
-  virtual bool is_i8x128() const { return false; }
+  // Bits of the integers, 8 or 4, where these rows, of Q8_0 or Q4_0, have one scale for each 128 values: they are those of I8x128 then
+  // (kernels/quantized.h). Else 0.
+  virtual int32_t bits_as_i8x128() const { return 0; }
 };
 
 }  // namespace winnow::engine

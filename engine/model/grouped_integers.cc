@@ -123,8 +123,10 @@ WeightType GroupedIntegers::block_type() const {
   return group() % 128 == 0 ? WeightType::kI4x128 : WeightType::kI4x32;
 }
 
-bool GroupedIntegers::is_i8x128() const {
-  return scheme.bits == 8 && has_blocks() && (group() == cols || group() % 128 == 0);
+int32_t GroupedIntegers::bits_as_i8x128() const {
+  const WeightType type = block_type();
+  const bool symmetric = type == WeightType::kQ8_0 || type == WeightType::kQ4_0;
+  return symmetric && has_blocks() && (group() == cols || group() % 128 == 0) ? scheme.bits : 0;
 }
 
 void GroupedIntegers::WriteValues(int64_t row, float* out) const {

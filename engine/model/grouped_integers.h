@@ -61,7 +61,7 @@ struct GroupedIntegers final : BlockSource {
   bool has_blocks() const override { return order == nullptr; }
   // REQUIRES: CheckScales is OK.
   void WriteBlocks(int64_t row, std::byte* out) const override;
-  bool is_i8x128() const override;
+  int32_t bits_as_i8x128() const override;
 };
 
 }  // namespace winnow::engine

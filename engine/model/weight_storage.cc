@@ -84,7 +84,8 @@ bool Rounds(WeightStorage storage) {
 
 // Whether the file's own integers are of that form.
 bool HasIntegersFor(WeightStorage storage, const WeightMatrix& matrix) {
-  return storage == WeightStorage::kW8A8 && matrix.source != nullptr && matrix.source->is_i8x128();
+  return RoundsBothSides(storage) && matrix.source != nullptr &&
+         matrix.source->bits_as_i8x128() == (storage == WeightStorage::kW4A8 ? 4 : 8);
 }
 
 // As it is packed.
@@ -313,9 +314,16 @@ absl::StatusOr<StoredParts> StoredPartsOf(WeightStorage storage,
     }
     ForEachRowRange(matrix.rows, matrix.cols, [&](int64_t first, int64_t last) {
       std::vector<float> values(matrix.cols);
+      std::vector<std::byte> short_row;
+      if (!rounds && matrix.source->block_type() == WeightType::kQ4_0) {
+        short_row.resize(kernels::WeightRowBytes(WeightType::kQ4_0, matrix.cols));
+      }
       for (int64_t row = first; row < last; ++row) {
         std::byte* const to = copy.get() + row * row_bytes;
-        if (rounds) {
+        if (!short_row.empty() && part.type != WeightType::kQ4_0) {
+          matrix.source->WriteBlocks(matrix.FileRow(row), short_row.data());
+          kernels::Q4_0ToQ8_0(short_row.data(), matrix.cols, to);
+        } else if (rounds) {
           matrix.WidenRow(row, values.data());
           if (four_bits) {
             kernels::QuantizeRowToFourBits(values.data(), matrix.cols, to);

@@ -47,6 +47,11 @@
 // of StreamKernel and of BlockStreamKernel (matmul_blocks.cu) at 8K on an H100 (2026-11-28): gates and ups gated by the warp that adds
 //   them, in place of a launch between: bf16 5.62 ms where it was 5.55, fp8 3.65 and 3.60, 8 sequences at 2K 6.16 and 6.11, int4 2.82 and
 //   2.89. While that launch runs, the first weights of the next product come
+// and of one kernel that stays for o, norm, gates and ups, gate, down, norm, q, k and v: its rings go on over the borders of products, and
+//   its blocks meet there (H200, 2026-11-30; a step at 2K): bf16 5.46 ms where it was 3.99, fp8 3.69 and 2.93, int4 3.03 and
+//   2.40. With a norm's squares left by the product before, and one record of each warp asked for at a time while blocks meet: 5.57,
+//   3.66, 2.90. Of int4's layer products are 37 % of the time, waiting for the slowest block and meeting 22, rows that come
+//   from L2 into every block 15. A launch that stands ready costs less than that
 // and of FewRowsKernel for 32 rows, when W lay in fragments and went to registers (qkv, o, gate_up, down in us, m = 32):
 //   four slices of both operands read, then used      18.6, 13.5, 71.8, 54.3
 //   three ahead, two blocks (as it is)                16.8,  8.0, 63.0, 30.9

@@ -53,9 +53,17 @@
 //   gated product, as it is                                229, 328, 1244, 4755
 //   the same, magnitudes told by release at cluster, and waited for with acquire   -, 338, 1230, 4797
 //
+// Integers of 4 bits of W come from registers, where a lane makes its fragments (matmul_int8_parts.cuh). A group takes a warpgroup longer
+// than its bytes take to come, so two blocks stay on a multiprocessor where their registers find room. That layer, 2026-11-30, us,
+// 4, 8, 16, 32 and 64 rows (8 bits: 68, 68, 71, 75, 91):
+//   one block                                              63, 60, 65, 71, 98
+//   two up to 32 rows                                      59, 53, 64, 87, -
+//   two up to 16, and tiles of 64 outputs for 4 rows, too (as it is; one row or two: matmul_int4_stream.cu)
+//
 // Left: of a prompt, matrix instructions take 40 % of the time.
 #include <utility>
 
+#include "kernels/cuda/matmul_blocks_parts.cuh"
 #include "kernels/cuda/matmul_int8_parts.cuh"
 #include "kernels/cuda/matmul_wgmma_parts.cuh"
 #include "kernels/cuda/read_once.cuh"
@@ -76,7 +84,8 @@ template <int kMultiplierGroups, int kTileRows, int kTileOutputs = kPanelRows, b
           bool kTilesOfRows = false, int kIntegerBits = 8>
 struct Shape {
   static constexpr int kBits = kIntegerBits;
-  static_assert(kBits == 8 || (kBits == 4 && kMultiplierGroups == 1 && !kGates));
+  static_assert(kBits == 8 || (kBits == 4 && kMultiplierGroups == 1 && !kGates &&
+                               kTileOutputs == kPanelRows));
   static constexpr int kWSourceBytes = WPanelBytes(kBits);  // of a panel in memory
   static constexpr int kMultipliers = kMultiplierGroups, kRows = kTileRows;
   static constexpr int kClusterBlocks = kMultipliers == 2 ? 2 : 1;
@@ -101,15 +110,13 @@ struct Shape {
   // Registers of a thread that multiplies; 0: as many as it was launched with.
   static constexpr int kMultiplyRegisters = kMultipliers == 2 ? 232 : 0;
   static_assert(kMultiplyRegisters == 0 || SharesRegisters(kMultiplyRegisters, kFillRegisters));
-  // Copies of W. Whole panels come with their scales, and so do tiles of 4 bits; other scales come by a copy of their own.
+  // Copies of W. Whole panels come with their scales; those of fewer outputs come by a copy of their own.
   static constexpr int kPanelTiles = kPanelRows / kTileOutputs;
-  static constexpr bool kWithScales = kWholePanels || kBits == 4;
-  static constexpr int kWCopies = kWithScales ? kMultipliers : 2;
+  static constexpr int kWCopies = kWholePanels ? kMultipliers : 2;
   static_assert(kPanelTiles * kTileOutputs == kPanelRows && kSets >= 2 && kWCopies >= 1);
   // A stage: W, with its scales where those come along, integers of the rows, their scales, and other scales of W.
-  static constexpr uint32_t kWCopyBytes = kWholePanels ? kWSourceBytes
-                                          : kBits == 4 ? kTileOutputs / 16 * kFourBitTileBytes
-                                                       : kTileOutputs * kGroupValues;
+  static constexpr uint32_t kWCopyBytes =
+      kWholePanels ? kWSourceBytes : kTileOutputs * kGroupValues;
   static constexpr uint32_t kWPanelBytes = (kWCopyBytes + 1023) / 1024 * 1024;
   static constexpr uint32_t kWBytes = kMultipliers * kWPanelBytes;
   static constexpr uint32_t kXBytes = kPanelsRows * kGroupValues, kXScaleBytes = kPanelsRows * 4;
@@ -117,15 +124,18 @@ struct Shape {
   static constexpr uint32_t kWScalesAt = kScalesAt + kPanels * kXScaleBytes;
   static constexpr uint32_t kWScaleBytes = kTileOutputs * 4;
   static constexpr uint32_t kStageBytes =
-      (kWScalesAt + (kWithScales ? 0 : kWScaleBytes) + 1023) / 1024 * 1024;
+      (kWScalesAt + (kWholePanels ? 0 : kWScaleBytes) + 1023) / 1024 * 1024;
   // Bytes of W that a stage takes.
   static constexpr uint32_t kWCopiedBytes =
-      kMultipliers * kWCopyBytes + (kWithScales ? 0 : kWScaleBytes);
+      kMultipliers * kWCopyBytes + (kWholePanels ? 0 : kWScaleBytes);
   static_assert(kWCopiedBytes % 16 == 0 && kWarps % 4 == 0 && kRowTiles * 8 * kParts == kRows);
-  // Warps read 64 outputs from where a stage begins, also where it has fewer.
-  static constexpr uint32_t kReadBytes = kBits == 4 ? kFourBitPanelBytes : kIntegerBytes;
-  static constexpr uint32_t kReadPast = kStageBytes < kReadBytes ? kReadBytes - kStageBytes : 0;
-  static constexpr int kStages = (kGroupsSharedBytes - 1024 - kReadPast) / kStageBytes;
+  // Matrix instructions read 64 outputs from where a stage begins, also where it has fewer.
+  static constexpr uint32_t kReadPast =
+      kWholePanels || kStageBytes >= kIntegerBytes ? 0 : kIntegerBytes - kStageBytes;
+  // Blocks of a multiprocessor. A stage of 4 bits takes a warpgroup longer than its bytes take to come.
+  static constexpr int kResident = kBits == 4 && kRows <= 16 ? 2 : 1;
+  static constexpr int kBlockBytes = kResident == 2 ? kHalfSharedBytes - 1024 : kGroupsSharedBytes;
+  static constexpr int kStages = (kBlockBytes - 1024 - kReadPast) / kStageBytes;
   static constexpr size_t kSharedBytes = kStages * kStageBytes + kReadPast + 1024;
 };
 
@@ -230,7 +240,7 @@ __device__ __forceinline__ void WriteRounded(const Int8Operands& operands, int32
 #endif
 
 template <typename S>
-__global__ void __launch_bounds__(S::kThreads, 1)
+__global__ void __launch_bounds__(S::kThreads, S::kResident)
     Int8GroupsKernel(const __grid_constant__ Int8Operands operands, const Raster raster) {
 #ifdef WINNOW_WGMMA
   constexpr int kClusterBlocks = S::kClusterBlocks, kRowTiles = S::kRowTiles;
@@ -347,7 +357,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         const uint8_t* const source =
             from[i] + int64_t{group} * (copy < S::kWCopies ? S::kWSourceBytes : kRoundedPanelBytes);
         if (copy < S::kWCopies) {
-          if (S::kWithScales) {
+          if (S::kWholePanels) {
             copy_w(to + copy * S::kWPanelBytes, source, S::kWCopyBytes, barrier);
           } else {
             copy_w(to + (copy == 0 ? 0 : S::kWScalesAt), source,
@@ -530,7 +540,7 @@ Raster RasterFor(const Int8Operands& operands) {
 template <typename S>
 cudaError_t LaunchTiles(const Int8Operands& operands, const Stream& stream) {
   const Raster raster = RasterFor<S>(operands);
-  const int64_t at_once = CurrentDevice().multiprocessors;
+  const int64_t at_once = int64_t{CurrentDevice().multiprocessors} * S::kResident;
   return LaunchAs({.starts_early = true}, Int8GroupsKernel<S>,
                   dim3(static_cast<unsigned>(std::min(raster.count(), at_once))), S::kThreads,
                   S::kSharedBytes, stream, operands, raster);
@@ -538,8 +548,8 @@ cudaError_t LaunchTiles(const Int8Operands& operands, const Stream& stream) {
 
 template <int kTileRows, int kBits = 8>
 cudaError_t LaunchBatch(const Int8Operands& operands, const Stream& stream) {
-  if constexpr (kTileRows == 8) {
-    using Narrow = Shape<1, kTileRows, kPanelRows / 2, false, false, kBits>;
+  if constexpr (kTileRows == 8 && kBits == 8) {
+    using Narrow = Shape<1, kTileRows, kPanelRows / 2>;
     if (operands.product.m <= kNarrowRows &&
         RasterFor<Narrow>(operands).count() <= CurrentDevice().multiprocessors) {
       return LaunchTiles<Narrow>(operands, stream);

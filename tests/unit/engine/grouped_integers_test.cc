@@ -309,36 +309,48 @@ TEST(GroupedIntegersTest, MatricesThatShareATensorAreItsParts) {
   }
 }
 
-// Those of W8A8 are the file's own where 128 values have one scale; others are refused, not rounded once more.
-TEST(GroupedIntegersTest, W8A8TakesTheIntegersOfTheFile) {
+// Those of W8A8 and W4A8 are the file's own where 128 values have one scale and no zero point; others are refused, not rounded
+// once more.
+void ExpectTheFilesIntegers(WeightStorage storage, int32_t bits) {
   TestRandom random;
+  int taken = 0;
   for (const Form& form : AllForms()) {
     SCOPED_TRACE(Name(form));
     const TempDir dir;
     const QuantizedModel model(random, form);
     const auto weights = model.Load(dir);
     ASSERT_TRUE(weights.ok()) << weights.status();
-    const absl::Status may = CheckWeightStorage(WeightStorage::kW8A8, *weights);
-    if (form.bits != 8 || (form.group != 0 && form.group != 128)) {
+    const absl::Status may = CheckWeightStorage(storage, *weights);
+    if (form.bits != bits || !form.symmetric || (form.group != 0 && form.group != 128)) {
       EXPECT_EQ(may.code(), absl::StatusCode::kInvalidArgument) << may;
       continue;
     }
     ASSERT_TRUE(may.ok()) << may;
+    ++taken;
     for (const auto& [name, matrix] : MatricesOf(weights->layers[0])) {
       const Matrix& written = model.matrices.at("model.layers.0." + name);
-      const auto stored = StoredPartsOf(WeightStorage::kW8A8, {{*matrix}}, false);
+      const auto stored = StoredPartsOf(storage, {{*matrix}}, false);
       ASSERT_TRUE(stored.ok()) << stored.status();
       const kernels::StoredMatrix& part = stored->parts[0];
       ASSERT_EQ(part.type, kernels::WeightType::kI8x128);
+      ASSERT_EQ(part.integer_bits, bits);
       SCOPED_TRACE(name);
       ExpectValues(written, [&](int64_t row, float* out) {
         kernels::DequantizeRow(part.type, part.rows[row], written.cols, out);
       });
     }
     const WeightMatrix& output = weights->lm_head;
-    const auto stored = StoredPartsOf(WeightStorage::kW8A8, {{output}}, true);
+    const auto stored = StoredPartsOf(storage, {{output}}, true);
     EXPECT_EQ(stored->parts[0].type, kernels::WeightType::kQ8_0);
+    EXPECT_EQ(stored->parts[0].integer_bits, 8);
   }
+  EXPECT_GT(taken, 3);
+}
+TEST(GroupedIntegersTest, W8A8TakesTheIntegersOfTheFile) {
+  ExpectTheFilesIntegers(WeightStorage::kW8A8, 8);
+}
+TEST(GroupedIntegersTest, W4A8TakesTheIntegersOfTheFile) {
+  ExpectTheFilesIntegers(WeightStorage::kW4A8, 4);
 }
 
 TEST(GroupedIntegersTest, ProductsOfIntegersAreThoseOfWideValues) {
@@ -395,7 +407,8 @@ TEST(GroupedIntegersTest, GroupsOutOfOrderAreWidened) {
         }
       }
       EXPECT_TRUE(CheckWeightStorage(WeightStorage::kWide, *weights).ok());
-      for (const WeightStorage storage : {WeightStorage::kStored, WeightStorage::kW8A8}) {
+      for (const WeightStorage storage :
+           {WeightStorage::kStored, WeightStorage::kW8A8, WeightStorage::kW4A8}) {
         const absl::Status status = CheckWeightStorage(storage, *weights);
         EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
         EXPECT_THAT(std::string(status.message()), HasSubstr("say wide"));
