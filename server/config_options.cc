@@ -196,7 +196,8 @@ std::vector<ServeOption> MakeServeOptions() {
              "graph; the same bits either way"),
       Choice("weights", &C::weights, engine::WeightStorageNames(),
              "how matrices are kept: wide: as plain values; stored: a file's quantised weights as "
-             "they are; int8, int4, fp8: rounded while loading; w8a8, w4a8: int8, int4, and what meets "
+             "they are; int8, int4, fp8: rounded while loading; w8a8, w4a8: int8, int4, and what "
+             "meets "
              "them is rounded to int8"),
       Choice(
           "draft-weights", &C::draft_weights, engine::DraftWeightNames(),

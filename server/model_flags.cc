@@ -30,7 +30,8 @@ void AddModelFlags(CLI::App& command, engine::ModelOptions& options) {
       .add_option(
           "--weights", options.weights,
           "How weights are kept: wide (plain values), stored (a file's quantised weights as "
-          "they are), int8, int4, fp8 (rounded while loading), w8a8, w4a8 (int8, int4, and what meets "
+          "they are), int8, int4, fp8 (rounded while loading), w8a8, w4a8 (int8, int4, and what "
+          "meets "
           "them is rounded to int8)")
       ->check(CLI::IsMember(engine::WeightStorageNames()))
       ->capture_default_str();

@@ -18,10 +18,9 @@ namespace {
 
 using kernels::WeightType;
 
-constexpr WeightStorage kStorages[] = {WeightStorage::kWide,   WeightStorage::kStored,
-                                       WeightStorage::kInt8,   WeightStorage::kInt4,
-                                       WeightStorage::kFloat8, WeightStorage::kW8A8,
-                                       WeightStorage::kW4A8};
+constexpr WeightStorage kStorages[] = {
+    WeightStorage::kWide,   WeightStorage::kStored, WeightStorage::kInt8, WeightStorage::kInt4,
+    WeightStorage::kFloat8, WeightStorage::kW8A8,   WeightStorage::kW4A8};
 
 bool IsQuantized(const WeightMatrix& matrix) {
   return matrix.data != nullptr && !kernels::PlainType(matrix.type).has_value();
@@ -96,9 +95,10 @@ int64_t MatrixBytes(WeightStorage storage, const WeightMatrix& matrix, bool is_o
     // Whole groups, with a float32 each (kernels/int8_matmul.h). Of integers of 4 bits a CPU makes 8.
     constexpr int64_t kGroup = kernels::kInt8GroupValues;
     const bool halves = storage == WeightStorage::kW4A8 && bfloat16_blocks;
-    const int64_t row_bytes = type == WeightType::kI8x128 ? (matrix.cols + kGroup - 1) / kGroup *
-                                                                (kGroup / (halves ? 2 : 1) + 4)
-                                                          : kernels::WeightRowBytes(type, matrix.cols);
+    const int64_t row_bytes =
+        type == WeightType::kI8x128
+            ? (matrix.cols + kGroup - 1) / kGroup * (kGroup / (halves ? 2 : 1) + 4)
+            : kernels::WeightRowBytes(type, matrix.cols);
     return matrix.rows * row_bytes;
   }
   if (storage == WeightStorage::kStored && kernels::IsFloat8(matrix.type)) {
@@ -115,6 +115,43 @@ int64_t MatrixBytes(WeightStorage storage, const WeightMatrix& matrix, bool is_o
   }
   return matrix.rows * matrix.cols * static_cast<int64_t>(kernels::DTypeBytes(compute));
 }
+
+// Writes rows of a matrix as those of `part`, whose type and bits they become. Of one thread.
+class RowWriter {
+ public:
+  RowWriter(const WeightMatrix& matrix, const kernels::StoredMatrix& part, bool rounds)
+      : matrix_(matrix), type_(part.type), bits_(part.integer_bits), rounds_(rounds) {
+    if (rounds) {
+      values_.resize(matrix.cols);
+    } else if (matrix.source->block_type() != part.type &&
+               matrix.source->block_type() == WeightType::kQ4_0) {
+      blocks_.resize(kernels::WeightRowBytes(WeightType::kQ4_0, matrix.cols));
+    }
+  }
+  void Write(int64_t row, std::byte* to) {
+    if (rounds_) {
+      matrix_.WidenRow(row, values_.data());
+      if (bits_ == 4) {
+        kernels::QuantizeRowToFourBits(values_.data(), matrix_.cols, to);
+      } else {
+        kernels::QuantizeRow(type_, values_.data(), matrix_.cols, to);
+      }
+    } else if (blocks_.empty()) {
+      matrix_.source->WriteBlocks(matrix_.FileRow(row), to);
+    } else {
+      matrix_.source->WriteBlocks(matrix_.FileRow(row), blocks_.data());
+      kernels::Q4_0ToQ8_0(blocks_.data(), matrix_.cols, to);
+    }
+  }
+
+ private:
+  const WeightMatrix& matrix_;
+  const WeightType type_;
+  const int32_t bits_;
+  const bool rounds_;
+  std::vector<float> values_;      // of a row that is rounded
+  std::vector<std::byte> blocks_;  // of one whose integers of 4 bits become 8
+};
 
 // Facts that decide which forms a file can be kept in: matrices that stand for others of their kind, or null.
 struct FormsOfFile {
@@ -303,9 +340,7 @@ absl::StatusOr<StoredParts> StoredPartsOf(WeightStorage storage,
       continue;
     }
     if (Rounds(storage)) part.type = RoundedType(storage, matrix.cols, is_output);
-    const bool four_bits =
-        storage == WeightStorage::kW4A8 && part.type == WeightType::kI8x128;
-    if (four_bits) part.integer_bits = 4;
+    if (storage == WeightStorage::kW4A8 && part.type == WeightType::kI8x128) part.integer_bits = 4;
     const int64_t row_bytes = kernels::WeightRowBytes(part.type, matrix.cols);
     std::unique_ptr<std::byte[]> copy(new (std::nothrow) std::byte[matrix.rows * row_bytes]);
     if (copy == nullptr) {
@@ -313,27 +348,8 @@ absl::StatusOr<StoredParts> StoredPartsOf(WeightStorage storage,
           Concat("no memory to round or reorder weights: ", matrix.rows * row_bytes, " bytes"));
     }
     ForEachRowRange(matrix.rows, matrix.cols, [&](int64_t first, int64_t last) {
-      std::vector<float> values(matrix.cols);
-      std::vector<std::byte> short_row;
-      if (!rounds && matrix.source->block_type() == WeightType::kQ4_0) {
-        short_row.resize(kernels::WeightRowBytes(WeightType::kQ4_0, matrix.cols));
-      }
-      for (int64_t row = first; row < last; ++row) {
-        std::byte* const to = copy.get() + row * row_bytes;
-        if (!short_row.empty() && part.type != WeightType::kQ4_0) {
-          matrix.source->WriteBlocks(matrix.FileRow(row), short_row.data());
-          kernels::Q4_0ToQ8_0(short_row.data(), matrix.cols, to);
-        } else if (rounds) {
-          matrix.WidenRow(row, values.data());
-          if (four_bits) {
-            kernels::QuantizeRowToFourBits(values.data(), matrix.cols, to);
-          } else {
-            kernels::QuantizeRow(part.type, values.data(), matrix.cols, to);
-          }
-        } else {
-          matrix.source->WriteBlocks(matrix.FileRow(row), to);
-        }
-      }
+      RowWriter writer(matrix, part, rounds);
+      for (int64_t row = first; row < last; ++row) writer.Write(row, copy.get() + row * row_bytes);
     });
     for (int64_t row = 0; row < matrix.rows; ++row) {
       part.rows.push_back(copy.get() + row * row_bytes);

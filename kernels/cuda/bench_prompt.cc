@@ -148,8 +148,7 @@ void BenchBlocks(Bench& bench) {
 class Int8Matrices {
  public:
   Int8Matrices(int64_t out, int64_t in, int copies, int32_t bits = 8)
-      : w_{nullptr,       out, in, DeviceWeights::Way::kInt8, DType::kBF16, WeightType::kI8x128,
-           bits},
+      : w_{nullptr, out, in, DeviceWeights::Way::kInt8, DType::kBF16, WeightType::kI8x128, bits},
         bytes_(static_cast<int64_t>(Int8WeightBytes(out, in, bits))),
         memory_(bytes_ * copies) {
     constexpr int64_t kRows = 256;

@@ -39,7 +39,9 @@ int64_t OutputsAtOnce(int64_t out, int64_t in) {
   return CeilDiv(CeilDiv(out, pieces), kUnit) * kUnit;
 }
 // The same of integers of 4 bits that become 8.
-int64_t IntegersAtOnce(const DeviceWeights& w) { return 2 * OutputsAtOnce(CeilDiv(w.out, 2), w.in); }
+int64_t IntegersAtOnce(const DeviceWeights& w) {
+  return 2 * OutputsAtOnce(CeilDiv(w.out, 2), w.in);
+}
 size_t WidenedBytes(int64_t out, int64_t in) {
   return PackedMatrixBytes(std::min(out, OutputsAtOnce(out, in)), in, DeviceWeights::Way::kTensor,
                            DType::kBF16);
@@ -186,9 +188,9 @@ std::unique_ptr<PackedMatrix> CudaBackend::PackStored(std::span<const StoredMatr
     if (!int4 && (weights.way != DeviceWeights::Way::kBlocks || StreamsBlocks(kAnyRows, weights))) {
       continue;
     }
-    const size_t bytes = int4 ? Int8WeightBytes(std::min(weights.out, IntegersAtOnce(weights)),
-                                                weights.in)
-                              : WidenedBytes(weights.out, weights.in);
+    const size_t bytes =
+        int4 ? Int8WeightBytes(std::min(weights.out, IntegersAtOnce(weights)), weights.in)
+             : WidenedBytes(weights.out, weights.in);
     if (bytes <= widened_.size_bytes()) continue;
     widened_ = Buffer();
     widened_ = Allocate(bytes);

@@ -52,7 +52,8 @@ struct Room {
     const int64_t most = kHalfSharedBytes - kOtherBytes - of_rows;
     // Two buffers save a barrier a tile, where they cost no depth that matters.
     buffers = most - 2 * of_sums >= 8 * slot ? 2 : 1;
-    slots = static_cast<int32_t>(std::clamp<int64_t>((most - buffers * of_sums) / slot, 0, kMostSlots));
+    slots =
+        static_cast<int32_t>(std::clamp<int64_t>((most - buffers * of_sums) / slot, 0, kMostSlots));
     bytes = static_cast<size_t>(slots * slot + buffers * of_sums + of_rows);
   }
 };
@@ -125,7 +126,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const uint8_t* const panel = rounded + int64_t{group} * kRoundedPanelBytes;
     const uint4 words = __ldcg(
         reinterpret_cast<const uint4*>(panel + row * kGroupValues + (piece ^ (row % 8)) * 16));
-    auto* const to = reinterpret_cast<uint32_t*>(x) + (group * m + row) * (kGroupValues / 4) + piece;
+    auto* const to =
+        reinterpret_cast<uint32_t*>(x) + (group * m + row) * (kGroupValues / 4) + piece;
     to[0] = words.x;
     to[8] = words.y;
     to[16] = words.z;
@@ -186,8 +188,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
                                     x_scales[group * m + scale_row]);
       sum = __fmaf_rn(__int2float_rn(product), scale, sum);
     }
-    const int32_t output = (static_cast<int32_t>(blockIdx.x) + t * blocks) * kFourBitTileOutputs +
-                           i + e / 2 * 8;
+    const int32_t output =
+        (static_cast<int32_t>(blockIdx.x) + t * blocks) * kFourBitTileOutputs + i + e / 2 * 8;
     if (output < args.out && row < m) {
       Finish(sum, output, row, args.bias, args.accumulate, args.y, args.y_stride);
     }

@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(kThreads)
           blocks[column / 32 * kBlockBytes + 2 + column % 32];
     }
     const auto scale = static_cast<uint16_t>(blocks[0] | blocks[1] << 8);
-    reinterpret_cast<float*>(panel + kIntegerBytes + WScalesAt(line / 16, line % 8))[line % 16 / 8] =
-        WidenF16(scale);
+    reinterpret_cast<float*>(panel + kIntegerBytes +
+                             WScalesAt(line / 16, line % 8))[line % 16 / 8] = WidenF16(scale);
   }
 }
 
@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(kThreads)
           const int32_t column = slice * 32 + c * 4 + b;
           word |= (integer(column) << 4 | integer(column + 16)) << (8 * b);
         }
-        *reinterpret_cast<uint32_t*>(tile + FourBitWordAt(line % 8 * 4 + c,
-                                                          slice * 2 + line % 16 / 8)) = word;
+        *reinterpret_cast<uint32_t*>(
+            tile + FourBitWordAt(line % 8 * 4 + c, slice * 2 + line % 16 / 8)) = word;
       }
     }
     const auto scale = static_cast<uint16_t>(blocks[0] | blocks[1] << 8);
@@ -258,9 +258,9 @@ cudaError_t PackInt8(const std::byte* source, int64_t first_row, int64_t rows,
   const int64_t count = rows * groups;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(CeilDiv(count, kThreads), 8192));
   const auto kernel = packed.integer_bits == 4 ? PackFourBitsKernel : PackInt8Kernel;
-  return LaunchBehind(kernel, blocks, kThreads, 0, stream,
-                      reinterpret_cast<const uint8_t*>(source), packed.in / 32 * kBlockBytes,
-                      first_row, count, static_cast<int32_t>(packed.in), groups,
+  return LaunchBehind(kernel, blocks, kThreads, 0, stream, reinterpret_cast<const uint8_t*>(source),
+                      packed.in / 32 * kBlockBytes, first_row, count,
+                      static_cast<int32_t>(packed.in), groups,
                       static_cast<uint8_t*>(const_cast<void*>(packed.data)));
 }
 
@@ -317,8 +317,8 @@ cudaError_t MatmulRoundedTiles(const MatmulArgs& args, const DeviceWeights& w, c
 }
 
 bool GatesRounded(int64_t m, const DeviceWeights& w) {
-  return IsInt8(w) && w.integer_bits == 8 && m > kMatmulBatchRows && m <= kMostRows && w.out % (2 * kGroupValues) == 0 &&
-         HasInt8GroupMatmul();
+  return IsInt8(w) && w.integer_bits == 8 && m > kMatmulBatchRows && m <= kMostRows &&
+         w.out % (2 * kGroupValues) == 0 && HasInt8GroupMatmul();
 }
 
 cudaError_t MatmulRoundedGated(const MatmulArgs& args, const DeviceWeights& w, const void* rounded,

@@ -8,7 +8,8 @@
 // element of y does not depend on m, nor on the kernel.
 //
 // Hopper's kernel takes any number of rows (matmul_int8_wgmma.cu); other devices have one without its instructions (matmul_int8.cu).
-// Integers of 4 bits are multiplied as they lie by up to kFourBitRows rows, on Hopper; for the rest the caller widens them.
+// Integers of 4 bits are multiplied as they lie by up to kFourBitRows rows, on Hopper (one row or two by matmul_int4_stream.cu); for
+// the rest the caller widens them.
 #ifndef WINNOW_KERNELS_CUDA_MATMUL_INT8_H_
 #define WINNOW_KERNELS_CUDA_MATMUL_INT8_H_
 

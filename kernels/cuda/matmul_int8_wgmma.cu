@@ -84,8 +84,8 @@ template <int kMultiplierGroups, int kTileRows, int kTileOutputs = kPanelRows, b
           bool kTilesOfRows = false, int kIntegerBits = 8>
 struct Shape {
   static constexpr int kBits = kIntegerBits;
-  static_assert(kBits == 8 || (kBits == 4 && kMultiplierGroups == 1 && !kGates &&
-                               kTileOutputs == kPanelRows));
+  static_assert(kBits == 8 ||
+                (kBits == 4 && kMultiplierGroups == 1 && !kGates && kTileOutputs == kPanelRows));
   static constexpr int kWSourceBytes = WPanelBytes(kBits);  // of a panel in memory
   static constexpr int kMultipliers = kMultiplierGroups, kRows = kTileRows;
   static constexpr int kClusterBlocks = kMultipliers == 2 ? 2 : 1;
@@ -337,8 +337,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident)
                         kRoundedPanelBytes +
                     (copy >= S::kWCopies + S::kMyPanels ? kIntegerBytes : 0);
         } else if (S::kGated) {
-          from[i] = w + int64_t{outputs + copy * (args.out / 2 / kPanelRows)} * groups *
-                            S::kWSourceBytes;
+          from[i] =
+              w + int64_t{outputs + copy * (args.out / 2 / kPanelRows)} * groups * S::kWSourceBytes;
         } else if (S::kWholePanels) {
           from[i] = w + int64_t{min(outputs * S::kMultipliers + copy, last_w)} * groups *
                             S::kWSourceBytes;
@@ -425,9 +425,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident)
         WaitForPhase(SharedAddress(filled + started.index), started.parity);
         const uint32_t at = started.index * (S::kStageBytes / 16);
         if constexpr (S::kBits == 4) {
-          const uint32_t words_at =
-              my_w + started.index * S::kStageBytes + warp * kFourBitTileBytes +
-              FourBitWordAt(lane, 0);
+          const uint32_t words_at = my_w + started.index * S::kStageBytes +
+                                    warp * kFourBitTileBytes + FourBitWordAt(lane, 0);
           const uint4 words[2] = {LoadShared16(words_at),
                                   LoadShared16(words_at + FourBitWordAt(0, 4))};
           uint32_t a[kGroupSlices][4];
@@ -468,10 +467,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident)
           scales[part] = LoadSharedPair(
               S::kBits == 4 ? my_w + stage.index * S::kStageBytes + warp * kFourBitTileBytes +
                                   kFourBitScalesAt + lane / 4 * static_cast<int>(sizeof(float2))
-              : S::kWholePanels
-                  ? my_w + stage.index * S::kStageBytes + part * S::kWPanelBytes + kIntegerBytes +
-                        WScalesAt(warp % 4, lane / 4)
-                  : of_stage + S::kWScalesAt + WScalesAt(warp, lane / 4));
+              : S::kWholePanels ? my_w + stage.index * S::kStageBytes + part * S::kWPanelBytes +
+                                      kIntegerBytes + WScalesAt(warp % 4, lane / 4)
+                                : of_stage + S::kWScalesAt + WScalesAt(warp, lane / 4));
         }
 #pragma unroll
         for (int j = 0; j < kRowTiles; ++j) {
@@ -596,9 +594,8 @@ cudaError_t MatmulInt8ByGroups(const Int8Operands& operands, Stream stream) {
 
 cudaError_t MatmulInt8OfTiles(const Int8Operands& operands, int32_t tile_rows, Stream stream) {
   const auto launch = [&]<int kRows, int kBits>() {
-    return LaunchTiles<
-        Shape<1, kRows, kPanelRows, /*kGates=*/false, /*kTilesOfRows=*/true, kBits>>(operands,
-                                                                                    stream);
+    return LaunchTiles<Shape<1, kRows, kPanelRows, /*kGates=*/false, /*kTilesOfRows=*/true, kBits>>(
+        operands, stream);
   };
   if (operands.integer_bits == 4) {
     switch (tile_rows) {

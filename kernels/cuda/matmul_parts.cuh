@@ -8,6 +8,7 @@
 //   matmul_blocks_wgmma.cu   kBlocks: many rows on Hopper
 //   matmul_exact.cu  kExact, and plain W on its way into either order
 //   matmul_int8.cu   kInt8: any device, W on its way, rows that are rounded; matmul_int8_wgmma.cu: on Hopper
+//   matmul_int4_stream.cu    kInt8 with integers of 4 bits: one row or two on Hopper
 #ifndef WINNOW_KERNELS_CUDA_MATMUL_PARTS_CUH_
 #define WINNOW_KERNELS_CUDA_MATMUL_PARTS_CUH_
 

@@ -141,8 +141,8 @@ TEST_F(CudaMatmulInt8Test, FourBitsAreTheSameIntegers) {
     const std::vector<std::byte> all = eight.Get(), piece = widened.Get();
     EXPECT_EQ(std::memcmp(piece.data(), all.data() + Int8WeightBytes(first, in), panels), 0);
   }
-  const DeviceWeights none = {nullptr, 64, 64, DeviceWeights::Way::kInt8, DType::kBF16,
-                              WeightType::kI8x128, 4};
+  const DeviceWeights none = {
+      nullptr, 64, 64, DeviceWeights::Way::kInt8, DType::kBF16, WeightType::kI8x128, 4};
   EXPECT_TRUE(MultipliesAsItLies(kFourBitRows, none));
   EXPECT_FALSE(MultipliesAsItLies(kFourBitRows + 1, none));
   EXPECT_FALSE(GatesRounded(500, none));
@@ -393,8 +393,8 @@ TEST_F(CudaMatmulInt8Test, AGatedMlpIsItsPartsForAnyNumberOfRows) {
     for (const int64_t width : {128 * random_.Int(1, 6), 32 * random_.Int(1, 20)}) {
       const int64_t hidden = 32 * random_.Int(1, 16);
       const int32_t bits = random_.Int(0, 1) == 0 ? 8 : 4;
-      SCOPED_TRACE(testing::Message() << bits << " bits, m " << m << ", hidden " << hidden
-                                      << ", width " << width);
+      SCOPED_TRACE(testing::Message()
+                   << bits << " bits, m " << m << ", hidden " << hidden << ", width " << width);
       const BlockMatrix gate = Weights(width, hidden, bits), up = Weights(width, hidden, bits),
                         down = Weights(hidden, width, bits);
       ExpectGatedMlpIsItsParts(m, gate.stored(), up.stored(), down.stored());

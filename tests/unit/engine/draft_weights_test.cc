@@ -133,7 +133,8 @@ TEST_F(DraftWeightsTest, NothingWaitsWhereThePassIsNeededAnyway) {
 // ---- options ----
 
 TEST(DraftWeightsOptions, AreNamedAndRefusedByName) {
-  EXPECT_THAT(DraftWeightNames(), ElementsAre("none", "stored", "int8", "int4", "fp8", "w8a8", "w4a8"));
+  EXPECT_THAT(DraftWeightNames(),
+              ElementsAre("none", "stored", "int8", "int4", "fp8", "w8a8", "w4a8"));
   EXPECT_EQ(*ParseDraftWeights("none", WeightStorage::kWide), std::nullopt);
   EXPECT_EQ(*ParseDraftWeights("int4", WeightStorage::kInt8), WeightStorage::kInt4);
   EXPECT_THAT(std::string(ParseDraftWeights("wide", WeightStorage::kWide).status().message()),
