@@ -44,7 +44,7 @@ struct StoredMatrix {
   WeightType type = WeightType::kF32;
   int64_t cols = 0;
   std::vector<const std::byte*> rows;
-  // Of kI8x128: 4 where all integers lie from -8 to 7, so that a backend may keep them in half the room.
+  // Bits of kI8x128's integers: 4 where all lie from -8 to 7, so that a backend may keep them in half the room.
   int32_t integer_bits = 8;
 };
 

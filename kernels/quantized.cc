@@ -506,7 +506,7 @@ class FourBitGroup {
   float error() const { return error_; }  // the sum of squares
   // The nearest to the values, by least squares, if they keep their integers.
   float best_scale() const { return best_scale_; }
-  // In blocks of kI8x128.
+  // Writes blocks of kI8x128.
   void Write(const float* x, int64_t count, std::byte* out) const {
     for (int64_t at = 0; at < count; at += 32, out += 34) {
       PutHalf(out, half_);

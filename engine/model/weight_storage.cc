@@ -92,7 +92,7 @@ int64_t MatrixBytes(WeightStorage storage, const WeightMatrix& matrix, bool is_o
                     kernels::DType compute, bool bfloat16_blocks) {
   if (Rounds(storage)) {
     const WeightType type = RoundedType(storage, matrix.cols, is_output);
-    // Whole groups, with a float32 each (kernels/int8_matmul.h). Of integers of 4 bits a CPU makes 8.
+    // Whole groups, with a float32 each (kernels/int8_matmul.h). A CPU makes 8 bits of 4.
     constexpr int64_t kGroup = kernels::kInt8GroupValues;
     const bool halves = storage == WeightStorage::kW4A8 && bfloat16_blocks;
     const int64_t row_bytes =

@@ -38,7 +38,7 @@ int64_t OutputsAtOnce(int64_t out, int64_t in) {
   const int64_t pieces = CeilDiv(out, std::max(fit, kUnit));
   return CeilDiv(CeilDiv(out, pieces), kUnit) * kUnit;
 }
-// The same of integers of 4 bits that become 8.
+// Outputs whose integers of 4 bits become 8 at a time.
 int64_t IntegersAtOnce(const DeviceWeights& w) {
   return 2 * OutputsAtOnce(CeilDiv(w.out, 2), w.in);
 }

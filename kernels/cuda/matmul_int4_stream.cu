@@ -2,7 +2,7 @@
 // multiprocessor and take tile after tile of 16 outputs; a block's eight warps have an eighth of the groups each, and the bulk copy
 // engine brings a warp's through a ring, over the borders of tiles.
 //
-// What a warp makes of a group are exact sums, so it does not matter who makes them. They meet in shared memory, with their scales,
+// A group's sums are exact, so it does not matter which warp makes them. They meet in shared memory, with their scales,
 // and one warp adds the groups in ascending order, as matmul_int8.h wants it, while the others stream the next tile.
 //
 // A lane makes 64 weights of a group ready by 24 instructions (matmul_int8_parts.cuh), where bfloat16 of 4 bits takes 2.6 a weight

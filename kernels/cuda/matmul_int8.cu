@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The same, in 4 bits.
+// PackInt8Kernel in 4 bits.
 __global__ void __launch_bounds__(kThreads)
     PackFourBitsKernel(const uint8_t* rows, int64_t row_bytes, int64_t first_row, int64_t count,
                        int32_t in, int32_t groups, uint8_t* to) {

@@ -39,7 +39,7 @@ size_t RoundedBytes(int64_t m, int64_t in);
 // The rows of SiluMul (layer_ops.h), rounded. gate_up [m][2 * in].
 [[nodiscard]] cudaError_t SiluMulRounded(const DeviceMatrix& gate_up, void* rounded, Stream stream);
 
-// Whether products of m rows multiply W as it lies: integers of 8 bits always.
+// True where products of m rows multiply W as it lies: always with integers of 8 bits.
 bool MultipliesAsItLies(int64_t m, const DeviceWeights& w);
 // y = x Wᵀ (+ bias) (+ y); args.x is not read. REQUIRES: w of kInt8, MultipliesAsItLies(), and not `portable` with 4 bits.
 [[nodiscard]] cudaError_t MatmulRounded(const MatmulArgs& args, const DeviceWeights& w,

@@ -3,7 +3,7 @@
 // W lies as the rows that it meets (rounded_rows.cuh): panels [ceil(out / 64)][groups] of 64 outputs, but for their scales, which are
 // [4][8][2]: those of outputs i and i + 8 of 16 side by side, as a thread wants them.
 //
-// Of integers of 4 bits a panel is four tiles of 16 outputs, each with its scales behind it, [8][2], and words in place of rows, as a
+// A panel of integers of 4 bits is four tiles of 16 outputs, each with its scales behind it, [8][2], and words in place of rows, as a
 // lane of a matrix instruction wants them: [2][32 lanes][4]. A lane's i-th of eight words has, of output lane / 4 + 8 * (i % 2),
 // four values from column i / 2 * 32 + 4 * (lane % 4) on in the upper halves of its bytes, and those 16 columns further in
 // the lower ones. A byte with its other half cleared is 16 times the integer, with its sign, so scales there are a sixteenth.

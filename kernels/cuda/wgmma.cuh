@@ -274,7 +274,7 @@ __device__ __forceinline__ void GroupMultiplyAdd(int32_t (&c)[16][4], uint64_t a
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 
-// The same, a as a warp's fragments: of rows lane / 4 and 8 more, four of K from 4 * (lane % 4) on, and then of those 16 further.
+// Operand a as a warp's fragments: of rows lane / 4 and 8 more, four of K from 4 * (lane % 4) on, and then of those 16 further.
 __device__ __forceinline__ void GroupMultiplyAdd(int32_t (&c)[1][4], const uint32_t (&a)[4],
                                                  uint64_t b, bool add) {
   asm volatile(

@@ -289,7 +289,7 @@ TEST_F(CudaExpertsTest, RowsThatTheDeviceRoutesHaveTheBitsOfThoseOfTheHost) {
   }
 }
 
-// The same of integers of 4 bits, whose larger tiles have 64 rows.
+// Experts with integers of 4 bits, whose larger tiles have 64 rows.
 TEST_F(CudaExpertsTest, ExpertsOfFourBitsHaveTheBitsOfThoseOfTheHost) {
   SCOPED_TRACE(Seed());
   for (int round = 0; round < 3; ++round) {

@@ -309,7 +309,7 @@ TEST(GroupedIntegersTest, MatricesThatShareATensorAreItsParts) {
   }
 }
 
-// Those of W8A8 and W4A8 are the file's own where 128 values have one scale and no zero point; others are refused, not rounded
+// Integers of W8A8 and W4A8 are the file's own where 128 values have one scale and no zero point; others are refused, not rounded
 // once more.
 void ExpectTheFilesIntegers(WeightStorage storage, int32_t bits) {
   TestRandom random;
