@@ -37,7 +37,7 @@ class ExpertMlp {
     std::unique_ptr<kernels::PackedMatrix> down;     // [hidden][intermediate]
   };
   struct Layer {
-    // What leads to the experts and what is added to them is the same in every form of their weights: LayerBeside shares it.
+    // Router and biases are the same in every form of the experts' weights: LayerBeside shares them.
     std::shared_ptr<kernels::PackedMatrix> router;  // [experts][hidden]
     kernels::Buffer router_bias;                    // [experts], or empty
     std::vector<Expert> experts;

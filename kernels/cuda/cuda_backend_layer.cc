@@ -205,15 +205,9 @@ void CudaBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y
   const CudaPackedMatrix& packed = PackedOf(w);
   const DeviceWeights& first = packed.parts()[0].weights;
   WINNOW_CHECK(x.cols == first.in && y.cols == packed.out_features() && y.rows >= x.rows);
-  if (packed.parts().size() == 1 && packed.is_int8() && !MultipliesAsItLies(x.rows, first)) {
-    if (Grow(matmul_, RoundedBytes(x.rows, x.cols), "a matrix product") &&
-        Good(RoundRows(MatrixOf(x), matmul_.data(), stream()), "rounding")) {
-      MultiplyRounded(x.rows, w, y, epilogue, matmul_.data());
-    }
-    return;
-  }
   if (packed.parts().size() == 1 &&
-      (first.way != DeviceWeights::Way::kBlocks || StreamsBlocks(x.rows, first))) {
+      (first.way != DeviceWeights::Way::kBlocks || StreamsBlocks(x.rows, first)) &&
+      (first.way != DeviceWeights::Way::kInt8 || MultipliesAsItLies(x.rows, first))) {
     if (!Grow(matmul_, MatmulWorkspaceBytes(x.rows, first), "a matrix product")) return;
     Good(cuda::Matmul(
              {x.f32(), x.stride, x.rows, y.f32(), y.stride, epilogue.bias, epilogue.accumulate},
@@ -221,9 +215,10 @@ void CudaBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y
          "a matrix product");
     return;
   }
-  static_cast<void>(MatmulOf(x.rows, w, y, epilogue, [&](void* ordered, bool /*rounded*/) {
-    return x.rows == 0 ? cudaSuccess
-                       : OrderRows(x.f32(), x.stride, x.rows, x.cols, ordered, stream());
+  static_cast<void>(MatmulOf(x.rows, w, y, epilogue, [&](void* to, bool rounded) {
+    if (x.rows == 0) return cudaSuccess;
+    return rounded ? RoundRows(MatrixOf(x), to, stream())
+                   : OrderRows(x.f32(), x.stride, x.rows, x.cols, to, stream());
   }));
 }
 

@@ -22,9 +22,6 @@ inline BlockOperands BlockOperandsOf(const Operands& operands, const DeviceWeigh
           order.coarse};
 }
 
-// Shared memory that lets two blocks stay on a multiprocessor of Hopper: less a KiB of the system's each.
-inline constexpr int kHalfSharedBytes = 113 * 1024;
-
 // Calls f with the type whose kernels those of `type` are.
 template <typename F>
 cudaError_t WithBlockType(WeightType type, F f) {

@@ -17,7 +17,6 @@
 #include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/matmul_blocks_parts.cuh"
 #include "kernels/cuda/matmul_int8_parts.cuh"
 #include "kernels/cuda/read_once.cuh"
 

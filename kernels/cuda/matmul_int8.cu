@@ -18,7 +18,40 @@ constexpr int64_t kMostRows = int64_t{65535} * kPlainRows;
 
 // ---- packing ----
 
+// Puts a group of an output in its panel: `blocks` of `values` integers, the output being its panel's `line`-th.
+__device__ __forceinline__ void PackGroup(const uint8_t* blocks, int32_t values, float scale,
+                                          uint8_t* panel, int line) {
+  for (int32_t column = 0; column < values; ++column) {
+    panel[line * kGroupValues + ((column / 16) ^ (line % 8)) * 16 + column % 16] =
+        blocks[column / 32 * kBlockBytes + 2 + column % 32];
+  }
+  reinterpret_cast<float*>(panel + kIntegerBytes + WScalesAt(line / 16, line % 8))[line % 16 / 8] =
+      scale;
+}
+// PackGroup in 4 bits.
+__device__ __forceinline__ void PackGroupOfFourBits(const uint8_t* blocks, int32_t values,
+                                                    float scale, uint8_t* panel, int line) {
+  uint8_t* const tile = panel + line / kFourBitTileOutputs * kFourBitTileBytes;
+  const auto integer = [&](int32_t column) {
+    return column < values ? blocks[column / 32 * kBlockBytes + 2 + column % 32] & 15u : 0u;
+  };
+  for (int slice = 0; slice < kGroupSlices; ++slice) {
+    for (int c = 0; c < 4; ++c) {
+      uint32_t word = 0;
+      for (int b = 0; b < 4; ++b) {
+        const int32_t column = slice * 32 + c * 4 + b;
+        word |= (integer(column) << 4 | integer(column + 16)) << (8 * b);
+      }
+      *reinterpret_cast<uint32_t*>(
+          tile + FourBitWordAt(line % 8 * 4 + c, slice * 2 + line % 16 / 8)) = word;
+    }
+  }
+  reinterpret_cast<float*>(tile + kFourBitScalesAt)[line % 8 * 2 + line % 16 / 8] =
+      scale / kFourBitUnit;
+}
+
 // A thread is a group of an output.
+template <int32_t kBits>
 __global__ void __launch_bounds__(kThreads)
     PackInt8Kernel(const uint8_t* rows, int64_t row_bytes, int64_t first_row, int64_t count,
                    int32_t in, int32_t groups, uint8_t* to) {
@@ -28,50 +61,15 @@ __global__ void __launch_bounds__(kThreads)
     const auto group = static_cast<int32_t>(i - row * groups);
     const uint8_t* blocks =
         rows + row * row_bytes + int64_t{group} * (kGroupValues / 32) * kBlockBytes;
-    uint8_t* panel = to + (output / kPanelRows * groups + group) * kRoundedPanelBytes;
+    uint8_t* panel = to + (output / kPanelRows * groups + group) * WPanelBytes(kBits);
     const auto line = static_cast<int>(output % kPanelRows);
     const int32_t values = min(kGroupValues, in - group * kGroupValues);
-    for (int32_t column = 0; column < values; ++column) {
-      panel[line * kGroupValues + ((column / 16) ^ (line % 8)) * 16 + column % 16] =
-          blocks[column / 32 * kBlockBytes + 2 + column % 32];
+    const float scale = WidenF16(static_cast<uint16_t>(blocks[0] | blocks[1] << 8));
+    if constexpr (kBits == 4) {
+      PackGroupOfFourBits(blocks, values, scale, panel, line);
+    } else {
+      PackGroup(blocks, values, scale, panel, line);
     }
-    const auto scale = static_cast<uint16_t>(blocks[0] | blocks[1] << 8);
-    reinterpret_cast<float*>(panel + kIntegerBytes +
-                             WScalesAt(line / 16, line % 8))[line % 16 / 8] = WidenF16(scale);
-  }
-}
-
-// PackInt8Kernel in 4 bits.
-__global__ void __launch_bounds__(kThreads)
-    PackFourBitsKernel(const uint8_t* rows, int64_t row_bytes, int64_t first_row, int64_t count,
-                       int32_t in, int32_t groups, uint8_t* to) {
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * kThreads) {
-    const int64_t row = i / groups, output = first_row + row;
-    const auto group = static_cast<int32_t>(i - row * groups);
-    const uint8_t* blocks =
-        rows + row * row_bytes + int64_t{group} * (kGroupValues / 32) * kBlockBytes;
-    const auto line = static_cast<int>(output % kPanelRows);
-    uint8_t* tile = to + (output / kPanelRows * groups + group) * kFourBitPanelBytes +
-                    line / kFourBitTileOutputs * kFourBitTileBytes;
-    const int32_t values = min(kGroupValues, in - group * kGroupValues);
-    const auto integer = [&](int32_t column) {
-      return column < values ? blocks[column / 32 * kBlockBytes + 2 + column % 32] & 15u : 0u;
-    };
-    for (int slice = 0; slice < kGroupSlices; ++slice) {
-      for (int c = 0; c < 4; ++c) {
-        uint32_t word = 0;
-        for (int b = 0; b < 4; ++b) {
-          const int32_t column = slice * 32 + c * 4 + b;
-          word |= (integer(column) << 4 | integer(column + 16)) << (8 * b);
-        }
-        *reinterpret_cast<uint32_t*>(
-            tile + FourBitWordAt(line % 8 * 4 + c, slice * 2 + line % 16 / 8)) = word;
-      }
-    }
-    const auto scale = static_cast<uint16_t>(blocks[0] | blocks[1] << 8);
-    reinterpret_cast<float*>(tile + kFourBitScalesAt)[line % 8 * 2 + line % 16 / 8] =
-        WidenF16(scale) / kFourBitUnit;
   }
 }
 
@@ -257,7 +255,7 @@ cudaError_t PackInt8(const std::byte* source, int64_t first_row, int64_t rows,
   const int32_t groups = GroupsOf(packed.in);
   const int64_t count = rows * groups;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(CeilDiv(count, kThreads), 8192));
-  const auto kernel = packed.integer_bits == 4 ? PackFourBitsKernel : PackInt8Kernel;
+  const auto kernel = packed.integer_bits == 4 ? PackInt8Kernel<4> : PackInt8Kernel<8>;
   return LaunchBehind(kernel, blocks, kThreads, 0, stream, reinterpret_cast<const uint8_t*>(source),
                       packed.in / 32 * kBlockBytes, first_row, count,
                       static_cast<int32_t>(packed.in), groups,

@@ -1,4 +1,4 @@
-// Shared by products of W8A8: matmul_int8.cu and matmul_int8_wgmma.cu; no one else includes it.
+// Shared by products of W8A8 and W4A8: matmul_int8.cu, matmul_int8_wgmma.cu and matmul_int4_stream.cu; no one else includes it.
 //
 // W lies as the rows that it meets (rounded_rows.cuh): panels [ceil(out / 64)][groups] of 64 outputs, but for their scales, which are
 // [4][8][2]: those of outputs i and i + 8 of 16 side by side, as a thread wants them.

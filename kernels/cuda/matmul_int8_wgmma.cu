@@ -63,7 +63,6 @@
 // Left: of a prompt, matrix instructions take 40 % of the time.
 #include <utility>
 
-#include "kernels/cuda/matmul_blocks_parts.cuh"
 #include "kernels/cuda/matmul_int8_parts.cuh"
 #include "kernels/cuda/matmul_wgmma_parts.cuh"
 #include "kernels/cuda/read_once.cuh"

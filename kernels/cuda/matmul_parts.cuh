@@ -20,6 +20,9 @@ namespace winnow::kernels::cuda {
 
 inline constexpr int kLanes = 32;
 
+// Shared memory that lets two blocks stay on a multiprocessor of Hopper: less a KiB of the system's each.
+inline constexpr int kHalfSharedBytes = 113 * 1024;
+
 __host__ __device__ inline int32_t SlicesOf(int64_t in) {
   return static_cast<int32_t>((in + kOrderedSlice - 1) / kOrderedSlice);
 }
