@@ -559,10 +559,11 @@ TEST(WeightsTest, AMissingShardIsNamedWithWhatItHeld) {
 
 TEST(WeightsTest, AnIndexMayHaveTheTensorsOfAHundredLayersOfExperts) {
   const TinyModel model(TinyConfig(), 20000);
+  const std::string shard = FirstShard(model);
   model.EditIndex([&](json& index) {
+    json& map = index["weight_map"];
     for (int i = 0; i < 94 * 128 * 3 * 3; ++i) {
-      index["weight_map"]["model.layers.93.mlp.experts.127.gate_proj.weight_packed." +
-                          std::to_string(i)] = FirstShard(model);
+      map["model.layers.93.mlp.experts.127.gate_proj.weight_packed." + std::to_string(i)] = shard;
     }
   });
   ASSERT_GT(ReadText(model.File("model.safetensors.index.json")).size(), 8u << 20);
