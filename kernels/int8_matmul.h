@@ -1,5 +1,5 @@
 // W8A8: y = x Wᵀ (+ bias) (+ y), both sides rounded to integers of 8 bits, 128 inner values with a scale, the last ones of a row with
-// fewer.
+// fewer. W4A8: the same with weights whose integers lie from -8 to 7 (StoredMatrix::integer_bits), which take half the bytes.
 //
 //   x [m][in] f32, W [out][in] of type kI8x128 (quantized.h), y [m][out] f32, bias [out] f32.
 //
@@ -10,7 +10,8 @@
 // not depend on m: a CPU of any instruction set and a GPU have the same bits. (With one scale for a whole row of x, as in LLM.int8(),
 // arXiv 2208.07339, section 2, SmolLM2 loses three times as much: docs/models.md.)
 //
-// Reads the weights once when they are more than the caches hold and m is small, 1.03 bytes a weight; rows are kept as whole groups.
+// Reads the weights once when they are more than the caches hold and m is small, 1.03 or .53 bytes a weight; rows are kept as whole
+// groups.
 #ifndef WINNOW_KERNELS_INT8_MATMUL_H_
 #define WINNOW_KERNELS_INT8_MATMUL_H_
 

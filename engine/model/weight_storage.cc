@@ -92,13 +92,12 @@ int64_t MatrixBytes(WeightStorage storage, const WeightMatrix& matrix, bool is_o
                     kernels::DType compute, bool bfloat16_blocks) {
   if (Rounds(storage)) {
     const WeightType type = RoundedType(storage, matrix.cols, is_output);
-    // Whole groups, with a float32 each (kernels/int8_matmul.h). A CPU makes 8 bits of 4.
+    // Whole groups, with a float32 each (kernels/int8_matmul.h).
     constexpr int64_t kGroup = kernels::kInt8GroupValues;
-    const bool halves = storage == WeightStorage::kW4A8 && bfloat16_blocks;
-    const int64_t row_bytes =
-        type == WeightType::kI8x128
-            ? (matrix.cols + kGroup - 1) / kGroup * (kGroup / (halves ? 2 : 1) + 4)
-            : kernels::WeightRowBytes(type, matrix.cols);
+    const int64_t group_bytes = kGroup / (storage == WeightStorage::kW4A8 ? 2 : 1) + 4;
+    const int64_t row_bytes = type == WeightType::kI8x128
+                                  ? (matrix.cols + kGroup - 1) / kGroup * group_bytes
+                                  : kernels::WeightRowBytes(type, matrix.cols);
     return matrix.rows * row_bytes;
   }
   if (storage == WeightStorage::kStored && kernels::IsFloat8(matrix.type)) {

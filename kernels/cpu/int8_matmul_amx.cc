@@ -12,7 +12,9 @@ void Int8MatmulTiles(const Int8MatmulCall& call, int64_t first_row, int64_t last
   // 16.7, three 17.3; by tiles: three 13.2 to 15.4, four 14.2 to 15.6.
   constexpr int64_t kLeastRows = 2;
   if (last_row - first_row >= kLeastRows) {
-    return TiledInt8Matmul<AmxTiles>::Run(call, first_row, last_row, first_panel, last_panel);
+    const auto run = call.integer_bits == 4 ? TiledInt8Matmul<AmxTiles, 4>::Run
+                                            : TiledInt8Matmul<AmxTiles, 8>::Run;
+    return run(call, first_row, last_row, first_panel, last_panel);
   }
   Int8MatmulCall asking = call;
   asking.ahead_bytes = 1024;

@@ -1,6 +1,7 @@
 // The product of kernels/int8_matmul.h by matrix tiles: a group's exact sums are two tile products, and all float32 arithmetic is
 // that of int8_matmul_impl.h in the same order. So the bits are everyone's, and which rows go through tiles is about time alone.
-// Panels and prepared rows (int8_panel.h) are tiles as they lie. Included after one vec_*.h.
+// Prepared rows and panels of 8 bits (int8_panel.h) are tiles as they lie; a group of 4 bits is widened on its way, for each block of
+// rows anew. Included after one vec_*.h.
 #ifndef WINNOW_KERNELS_CPU_INT8_MATMUL_AMX_IMPL_H_
 #define WINNOW_KERNELS_CPU_INT8_MATMUL_AMX_IMPL_H_
 
@@ -17,8 +18,8 @@
 namespace winnow::kernels {
 namespace {
 
-// `Tiles` as in amx_tiles_impl.h.
-template <typename Tiles>
+// `Tiles` as in amx_tiles_impl.h; kBits of the weights' integers.
+template <typename Tiles, int kBits>
 class TiledInt8Matmul {
  public:
   static constexpr int64_t kMostRows = 1;  // a block's, each by itself
@@ -38,7 +39,7 @@ class TiledInt8Matmul {
     const int64_t groups = Int8Groups(call.in_features);
     const std::byte* const first =
         static_cast<const std::byte*>(call.rows) + static_cast<size_t>(row) * call.row_bytes;
-    const std::byte* const weights = call.panels + panel * Int8PanelBytes(call.in_features);
+    const std::byte* const weights = call.panels + panel * Int8PanelBytes(kBits, call.in_features);
     StartGroup(call, first, weights, 0, rows, products[0]);
     for (int64_t g = 0; g < groups; ++g) {
       if (g + 1 < groups) StartGroup(call, first, weights, g + 1, rows, products[(g + 1) % 2]);
@@ -53,6 +54,20 @@ class TiledInt8Matmul {
   }
 
  private:
+  // Integers of a group of 4 bits as those of 8.
+  static void Widen(const std::byte* group, int64_t ahead_bytes, int8_t* to) {
+    for (int64_t step = 0; step < kInt8GroupSteps; step += 2) {
+      const std::byte* const at = group + step / 2 * kInt8StepBytes;
+      if (ahead_bytes > 0) __builtin_prefetch(at + ahead_bytes);
+      int8_t* const low = to + step * kInt8StepBytes;
+      for (int i = 0; i < kRegsPerPanel; ++i) {
+        const Ints::Reg halves = Ints::Load(at, i);
+        Ints::StoreLess(Ints::LowHalves(halves), kInt4Bias, low, i);
+        Ints::StoreLess(Ints::HighHalves(halves), kInt4Bias, low + kInt8StepBytes, i);
+      }
+    }
+  }
+
   template <int kRowTiles, int kPanels>
   struct Products {
     alignas(64) int32_t of[kRowTiles][kPanels][kTileHeight][kPanelOutputs];
@@ -63,13 +78,30 @@ class TiledInt8Matmul {
                          const std::byte* weights, int64_t g, int rows,
                          Products<kRowTiles, kPanels>& products) {
     using Product = TileProduct<Tiles, kRowTiles, kPanels, 0, 4 / kRowTiles, /*kBytes=*/true>;
-    // Few rows wait for memory.
-    constexpr int64_t kAheadBytes = kRowTiles == 1 ? 3 * kStepsPerTile * kTileBytesPerRow : 0;
+    // Three tiles. Few rows wait for memory.
+    constexpr int64_t kAheadBytes =
+        kRowTiles == 1 ? 3 * kStepsPerTile * kTileBytesPerRow * kBits / 8 : 0;
+    const std::byte* const group = weights + g * Int8GroupBytes(kBits);
+    const auto panel_bytes = static_cast<size_t>(Int8PanelBytes(kBits, call.in_features));
+    TileOperands operands{first + g * kInt8GroupValues,
+                          call.row_bytes,
+                          group,
+                          panel_bytes,
+                          kInt8GroupSteps,
+                          kAheadBytes};
     Product::ZeroSums();
-    Product::Accumulate(
-        {first + g * kInt8GroupValues, call.row_bytes, weights + g * kInt8GroupBytes,
-         static_cast<size_t>(Int8PanelBytes(call.in_features)), kInt8GroupSteps, kAheadBytes},
-        rows);
+    if constexpr (kBits == 4) {
+      alignas(64) int8_t wide[kPanels][kInt8GroupSteps * kInt8StepBytes];
+      for (int p = 0; p < kPanels; ++p) {
+        Widen(group + static_cast<size_t>(p) * panel_bytes, kAheadBytes, wide[p]);
+      }
+      operands.panels = reinterpret_cast<const std::byte*>(wide[0]);
+      operands.panel_bytes = sizeof wide[0];
+      operands.ahead_bytes = 0;
+      Product::Accumulate(operands, rows);
+    } else {
+      Product::Accumulate(operands, rows);
+    }
     Product::ForEachSum([&]<int r, int p>() {
       Tiles::template Store<Product::template kSum<r, p>>(products.of[r][p], kTileBytesPerRow);
     });
@@ -83,8 +115,8 @@ class TiledInt8Matmul {
                                     g * static_cast<int64_t>(sizeof(float));
     Vec::Reg of_outputs[kPanels][kRegsPerPanel];
     for (int p = 0; p < kPanels; ++p) {
-      const std::byte* const at =
-          weights + p * Int8PanelBytes(call.in_features) + g * kInt8GroupBytes + kInt8ScalesAt;
+      const std::byte* const at = weights + p * Int8PanelBytes(kBits, call.in_features) +
+                                  g * Int8GroupBytes(kBits) + Int8ScalesAt(kBits);
       for (int i = 0; i < kRegsPerPanel; ++i) {
         of_outputs[p][i] = Vec::Load(reinterpret_cast<const float*>(at) + i * Vec::kLanes);
       }

@@ -88,16 +88,24 @@ void PackBlocks(WeightType type, const std::byte* row, int64_t in, std::byte* pa
 }
 
 // A row of I8x128 into its lane of a panel, which is zeroed: blocks of 32 integers, four of which have one scale.
-void PackInt8Row(const std::byte* row, int64_t in, std::byte* panel, int64_t lane) {
+void PackInt8Row(int bits, const std::byte* row, int64_t in, std::byte* panel, int64_t lane) {
   const BlockSize block = BlockSizeOf(WeightType::kI8x128);
   for (int64_t at = 0; at < in; at += block.values, row += block.bytes) {
-    std::byte* const group = panel + at / kInt8GroupValues * kInt8GroupBytes;
+    std::byte* const group = panel + at / kInt8GroupValues * Int8GroupBytes(bits);
     const float scale = ElementAt(row, DType::kF16, 0);
-    std::memcpy(group + kInt8ScalesAt + lane * 4, &scale, sizeof scale);
+    std::memcpy(group + Int8ScalesAt(bits) + lane * 4, &scale, sizeof scale);
     for (int64_t i = 0; i < block.values; i += kInt8StepInputs) {
       const int64_t step = (at % kInt8GroupValues + i) / kInt8StepInputs;
-      std::memcpy(group + step * kInt8StepBytes + lane * kInt8StepInputs, row + 2 + i,
-                  kInt8StepInputs);
+      if (bits == 8) {
+        std::memcpy(group + step * kInt8StepBytes + lane * kInt8StepInputs, row + 2 + i,
+                    kInt8StepInputs);
+        continue;
+      }
+      std::byte* const to = group + step / 2 * kInt8StepBytes + lane * kInt8StepInputs;
+      for (int64_t j = 0; j < kInt8StepInputs; ++j) {
+        to[j] |= static_cast<std::byte>((static_cast<int8_t>(row[2 + i + j]) + kInt4Bias)
+                                        << step % 2 * 4);
+      }
     }
   }
 }
@@ -263,8 +271,8 @@ std::unique_ptr<PackedMatrix> CpuBackend::PackStored(std::span<const StoredMatri
         part.kind = Float8Blocks{block.values};
         part.panel_bytes = static_cast<size_t>(Float8PanelBytes(block.values, in));
       } else if (int8) {
-        part.kind = Int8Panels{};
-        part.panel_bytes = static_cast<size_t>(Int8PanelBytes(in));
+        part.kind = Int8Panels{stored.integer_bits};
+        part.panel_bytes = static_cast<size_t>(Int8PanelBytes(stored.integer_bits, in));
       } else {
         const BlockShape shape = BlockShapeOf(stored.type);
         part.kind = shape;
@@ -272,7 +280,7 @@ std::unique_ptr<PackedMatrix> CpuBackend::PackStored(std::span<const StoredMatri
       }
       const auto pack = [&](int64_t output, std::byte* panel, int64_t lane) {
         if (float8) return PackFloat8Blocks(block, stored.rows[output], in, panel, lane);
-        if (int8) return PackInt8Row(stored.rows[output], in, panel, lane);
+        if (int8) return PackInt8Row(stored.integer_bits, stored.rows[output], in, panel, lane);
         PackBlocks(stored.type, stored.rows[output], in, panel, lane);
       };
       if (!FillPart(threads_, pack, &part)) return nullptr;
@@ -353,8 +361,9 @@ void CpuBackend::Multiply(const PartProduct& product, const BlockShape& shape) {
   RunTiles(product, call, ops_.quantized_matmul_tiles, ops_.quantized_split);
 }
 
-void CpuBackend::Multiply(const PartProduct& product, Int8Panels /*int8*/) {
+void CpuBackend::Multiply(const PartProduct& product, Int8Panels int8) {
   auto call = CallOf<Int8MatmulCall>(product);
+  call.integer_bits = int8.integer_bits;
   call.row_bytes = PaddedRowBytes(static_cast<size_t>(PreparedInt8Row::Bytes(product.x.cols)));
   call.rows = PrepareRows(product.x, call.row_bytes, ops_.prepare_int8_row);
   RunTiles(product, call, ops_.int8_matmul_tiles, ops_.int8_split);

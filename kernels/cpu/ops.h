@@ -78,9 +78,10 @@ using QuantizedMatmulTilesFn = void(const QuantizedMatmulCall& call, int64_t fir
 // Rounds a row of x: PreparedRow (quantized_panel.h) says where its parts lie.
 using PrepareRoundedRowFn = void(const float* x, int64_t n, void* out);
 
-// ---- matmul of W8A8 (kernels/int8_matmul.h) ----
+// ---- matmul of W8A8 and W4A8 (kernels/int8_matmul.h) ----
 // Rows are prepared; int8_panel.h has them and the panels.
 struct Int8MatmulCall : MatmulOperands {
+  int integer_bits = 8;     // of the weights, or 4
   int64_t ahead_bytes = 0;  // as QuantizedMatmulCall's
 };
 using Int8MatmulTilesFn = void(const Int8MatmulCall& call, int64_t first_row, int64_t last_row,

@@ -24,8 +24,10 @@ struct PlainPanels {
 struct Float8Blocks {
   int64_t block_values = 0;
 };
-// Panels of W8A8 (int8_panel.h).
-struct Int8Panels {};
+// Panels of W8A8, or of W4A8 with integers of 4 bits (int8_panel.h).
+struct Int8Panels {
+  int integer_bits = 8;
+};
 // BlockShape: panels of integers (quantized_panel.h).
 using PanelKind = std::variant<PlainPanels, BlockShape, Int8Panels, Float8Blocks>;
 

@@ -30,10 +30,11 @@ TEST_P(Int8MatmulTest, HasTheBitsOfTheReferenceForOddShapes) {
     const int64_t in = 32 * random_.Int(1, 20), out_a = random_.Int(1, 150);
     const int64_t out_b = random_.Int(0, 70);
     const int64_t m = round % 5 == 0 ? random_.Int(33, 200) : random_.Int(1, 34);
-    SCOPED_TRACE(testing::Message()
-                 << "m " << m << ", in " << in << ", out " << out_a << "+" << out_b);
-    const BlockMatrix a(random_, out_a, in, WeightType::kI8x128);
-    const BlockMatrix b(random_, out_b, in, WeightType::kI8x128);
+    const int32_t bits_a = 4 * random_.Int(1, 2), bits_b = 4 * random_.Int(1, 2);
+    SCOPED_TRACE(testing::Message() << "m " << m << ", in " << in << ", out " << out_a << "+"
+                                    << out_b << ", bits " << bits_a << " and " << bits_b);
+    const BlockMatrix a(random_, out_a, in, WeightType::kI8x128, {}, bits_a);
+    const BlockMatrix b(random_, out_b, in, WeightType::kI8x128, {}, bits_b);
     Matrix x = Matrix::Normal(random_, m, in), bias = Matrix::Normal(random_, 1, out_a + out_b);
     Matrix y = Matrix::Normal(random_, m, out_a + out_b), expected = y;
     MatmulEpilogue epilogue;
@@ -49,35 +50,61 @@ TEST_P(Int8MatmulTest, HasTheBitsOfTheReferenceForOddShapes) {
   }
 }
 
-// The integer -128, which files may have, has no positive counterpart.
+// The integers -128 and -8, which files may have, have no positive counterparts.
 TEST_P(Int8MatmulTest, TakesTheLeastAndTheLargestIntegers) {
   const int64_t in = 160, out = 20;
   const int64_t row_bytes = WeightRowBytes(WeightType::kI8x128, in);
-  std::vector<std::byte> rows(out * row_bytes);
-  StoredMatrix w{.type = WeightType::kI8x128, .cols = in, .rows = {}};
-  for (int64_t o = 0; o < out; ++o) {
-    std::byte* const row = rows.data() + o * row_bytes;
-    for (int64_t i = 0; i < in; ++i) {
-      row[i / 32 * 34 + 2 + i % 32] = std::byte{static_cast<uint8_t>(o % 2 == 0 ? 0x80 : 0x7f)};
-      const F16 one = ToF16(1);
-      std::memcpy(row + i / 32 * 34, &one, sizeof one);
+  for (const int32_t bits : {8, 4}) {
+    const int32_t least = -(1 << (bits - 1));
+    std::vector<std::byte> rows(out * row_bytes);
+    StoredMatrix w{.type = WeightType::kI8x128, .cols = in, .rows = {}, .integer_bits = bits};
+    for (int64_t o = 0; o < out; ++o) {
+      std::byte* const row = rows.data() + o * row_bytes;
+      for (int64_t i = 0; i < in; ++i) {
+        row[i / 32 * 34 + 2 + i % 32] = static_cast<std::byte>(o % 2 == 0 ? least : -least - 1);
+        const F16 one = ToF16(1);
+        std::memcpy(row + i / 32 * 34, &one, sizeof one);
+      }
+      w.rows.push_back(row);
     }
-    w.rows.push_back(row);
+    Matrix x(40, in), y(40, out), expected(40, out);
+    for (int64_t i = 0; i < 40; ++i) {
+      for (int64_t k = 0; k < in; ++k) x.row(i)[k] = i % 2 == 0 ? -127.0f : 127.0f;
+    }
+    const auto backend = Make(2);
+    backend->Matmul(x.tensor(), *backend->PackStored({{w}}, DType::kBF16), y.tensor(), {});
+    Int8MatmulRef(x.tensor(), w, expected.tensor(), {});
+    EXPECT_EQ(expected.row(0)[0], 160 * 127 * -least);
+    for (int64_t i = 0; i < 40; ++i) {
+      ASSERT_TRUE(SameBits(y, i, expected, i)) << bits << " bits, row " << i;
+    }
   }
-  Matrix x(40, in), y(40, out), expected(40, out);
-  for (int64_t i = 0; i < 40; ++i) {
-    for (int64_t k = 0; k < in; ++k) x.row(i)[k] = i % 2 == 0 ? -127.0f : 127.0f;
-  }
+}
+
+// The same integers from -8 to 7 have the same bits in half the bytes.
+TEST_P(Int8MatmulTest, FourBitsTakeHalfTheBytes) {
+  SCOPED_TRACE(Seed());
+  const int64_t in = 128 * random_.Int(1, 8), out = 16 * random_.Int(1, 9), m = random_.Int(1, 40);
+  const BlockMatrix w(random_, out, in, WeightType::kI8x128, {}, 4);
+  StoredMatrix wide = w.stored();
+  wide.integer_bits = 8;
   const auto backend = Make(2);
-  backend->Matmul(x.tensor(), *backend->PackStored({{w}}, DType::kBF16), y.tensor(), {});
-  Int8MatmulRef(x.tensor(), w, expected.tensor(), {});
-  EXPECT_EQ(expected.row(0)[0], 160 * 127 * 128);
-  for (int64_t i = 0; i < 40; ++i) ASSERT_TRUE(SameBits(y, i, expected, i)) << "row " << i;
+  const auto four = backend->PackStored({{w.stored()}}, DType::kBF16);
+  const auto eight = backend->PackStored({{wide}}, DType::kBF16);
+  EXPECT_EQ(four->size_bytes(), static_cast<size_t>(out * in / 128 * (64 + 4)));
+  EXPECT_EQ(eight->size_bytes(), static_cast<size_t>(out * in / 128 * (128 + 4)));
+  Matrix x = Matrix::Normal(random_, m, in), of_four(m, out), of_eight(m, out);
+  backend->Matmul(x.tensor(), *four, of_four.tensor(), {});
+  backend->Matmul(x.tensor(), *eight, of_eight.tensor(), {});
+  for (int64_t i = 0; i < m; ++i) ASSERT_TRUE(SameBits(of_four, i, of_eight, i)) << "row " << i;
 }
 
 TEST_P(Int8MatmulTest, ARowIsTheSameBitsAloneAndInABatchOfAnySize) {
   SCOPED_TRACE(Seed());
-  ExpectRowsToBeAsAlone(WeightType::kI8x128, random_.Int(150, 300), 32 * random_.Int(3, 30));
+  for (const int32_t bits : {8, 4}) {
+    ExpectRowsToBeAsAlone(WeightType::kI8x128, random_.Int(150, 300), 32 * random_.Int(3, 30),
+                          bits);
+  }
 }
 
 TEST_P(Int8MatmulTest, RoundsRowsAsTheReferenceDoes) {
@@ -118,7 +145,9 @@ TEST_P(Int8MatmulTest, RoundsRowsAsTheReferenceDoes) {
 
 TEST_P(Int8MatmulTest, NotANumberStaysInItsRow) {
   SCOPED_TRACE(Seed());
-  ExpectNotANumberToStayInItsRow(WeightType::kI8x128, 288);
+  for (const int32_t bits : {8, 4}) {
+    ExpectNotANumberToStayInItsRow(WeightType::kI8x128, 288, bits);
+  }
 }
 
 }  // namespace

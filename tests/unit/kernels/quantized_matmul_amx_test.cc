@@ -126,14 +126,16 @@ TEST_F(QuantizedAmxTest, IntegersHaveTheBitsOfTheProductWithoutTiles) {
   }
 }
 
-// Products of W8A8 have one result, by tiles as without.
+// Products of W8A8 and W4A8 have one result, by tiles as without.
 TEST_F(QuantizedAmxTest, ProductsOfW8A8HaveTheBitsOfTheReference) {
   SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(random_.seed()));
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < 20; ++round) {
+    const int32_t bits = round % 2 == 0 ? 8 : 4;
     const int64_t in = 32 * random_.Int(1, 20), out = random_.Int(1, 70);
-    const int64_t m = round == 0 ? random_.Int(129, 160) : random_.Int(1, 70);
-    SCOPED_TRACE(testing::Message() << "m " << m << ", in " << in << ", out " << out);
-    const BlockMatrix w(random_, out, in, WeightType::kI8x128);
+    const int64_t m = round < 2 ? random_.Int(129, 160) : random_.Int(1, 70);
+    SCOPED_TRACE(testing::Message()
+                 << "m " << m << ", in " << in << ", out " << out << ", bits " << bits);
+    const BlockMatrix w(random_, out, in, WeightType::kI8x128, {}, bits);
     Matrix x = Matrix::Normal(random_, m, in), bias = Matrix::Normal(random_, 1, out);
     Matrix y = Matrix::Normal(random_, m, out), expected = y;
     MatmulEpilogue epilogue;
@@ -141,8 +143,9 @@ TEST_F(QuantizedAmxTest, ProductsOfW8A8HaveTheBitsOfTheReference) {
     epilogue.accumulate = random_.Int(0, 1) == 1;
     const Operands<Int8MatmulCall> operands(
         x, static_cast<size_t>(PreparedInt8Row::Bytes(x.cols())), scalar::PrepareInt8Row, Pack(w));
-    TiledInt8Matmul<EmulatedTiles>::Run(operands.Of(0, epilogue, y.tensor()), 0, m, 0,
-                                        NumPanels(out));
+    const auto run =
+        bits == 4 ? TiledInt8Matmul<EmulatedTiles, 4>::Run : TiledInt8Matmul<EmulatedTiles, 8>::Run;
+    run(operands.Of(0, epilogue, y.tensor()), 0, m, 0, NumPanels(out));
     EXPECT_FALSE(EmulatedTiles::configured());
     Int8MatmulRef(x.tensor(), w.stored(), expected.tensor(), epilogue);
     EXPECT_TRUE(y.GuardsIntact());

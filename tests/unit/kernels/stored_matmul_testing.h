@@ -17,9 +17,9 @@ namespace winnow::kernels {
 class StoredMatmul : public EachIsa {
  protected:
   // A row has the same bits alone and among others, with any number of threads.
-  void ExpectRowsToBeAsAlone(WeightType type, int64_t out, int64_t in) {
+  void ExpectRowsToBeAsAlone(WeightType type, int64_t out, int64_t in, int32_t integer_bits = 8) {
     constexpr int64_t kMost = 150;
-    const BlockMatrix w(random_, out, in, type);
+    const BlockMatrix w(random_, out, in, type, {}, integer_bits);
     const auto backend = Make(1);
     const auto packed = backend->PackStored({{w.stored()}}, DType::kF32);
     Matrix x = Matrix::Normal(random_, kMost, in), alone(kMost, out);
@@ -42,9 +42,9 @@ class StoredMatmul : public EachIsa {
     }
   }
 
-  void ExpectNotANumberToStayInItsRow(WeightType type, int64_t in) {
+  void ExpectNotANumberToStayInItsRow(WeightType type, int64_t in, int32_t integer_bits = 8) {
     const auto backend = Make(2);
-    const BlockMatrix w(random_, 40, in, type);
+    const BlockMatrix w(random_, 40, in, type, {}, integer_bits);
     const auto packed = backend->PackStored({{w.stored()}}, DType::kBF16);
     Matrix x = Matrix::Normal(random_, 9, in), clean(9, 40), dirty(9, 40);
     backend->Matmul(x.tensor(), *packed, clean.tensor(), {});
