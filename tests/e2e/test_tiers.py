@@ -2,21 +2,16 @@
 """KV in slower tiers as clients see it: the tokens are those of all KV in memory, whatever happens to what is below."""
 import concurrent.futures
 import os
-import pathlib
 import random
 import re
 import signal
-import statistics
 import subprocess
-import threading
 import time
-import unittest
 
 import grpc
 
-from harness import (BIN, MODEL, PATIENCE, SEED, Api, Server, counting_request, eventually, main, run,
-                     temporary_directory, token_ids)
-from test_attacks import SECONDS, Bounds, Watched
+from disks import Disks, document
+from harness import BIN, MODEL, PATIENCE, SEED, Api, Server, counting_request, eventually, main, run, token_ids
 
 MIB = 1 << 20
 POLICIES = ["dense", "spotlight:k=3%,window=48,completion=on,suffix=40,from=0"]
@@ -38,68 +33,6 @@ def least_kv_bytes():
     found = re.search(r"kv_bytes.*at least (\d+)", result.stderr)
     assert result.returncode != 0 and found, result.stderr
     return int(found[1])
-
-
-def document(rng, words):
-    few = "when the server reads a new row of the table it checks every value before the cache is closed".split()
-    return " ".join(rng.choice(few) for _ in range(words))
-
-
-class Disks(unittest.TestCase):
-    """Directories for stores: on a file system of their own, on a disk that the kernel slows down."""
-
-    def setUp(self):
-        directory = temporary_directory()
-        self.directory = directory.__enter__()
-        self.addCleanup(directory.__exit__, None, None, None)
-        self.store = self.directory / "store"
-
-    def mount(self, *arguments):
-        """A small file system of its own, for the store. Its directory."""
-        room = self.directory / "room"
-        room.mkdir()
-        if subprocess.run(["mount", *arguments, room], capture_output=True).returncode:
-            self.skipTest("may not mount a small file system")
-        self.addCleanup(subprocess.run, ["umount", "-l", room])
-        self.store = room / "store"
-        return room
-
-    def mount_tmpfs(self, size):
-        return self.mount("-t", "tmpfs", "-o", f"size={size}", "none")
-
-    def mount_ext4(self, size_bytes):
-        """On a loop device: with extents, a block bitmap and O_DIRECT, as on a disk."""
-        image = self.directory / "image"
-        with open(image, "wb") as file:
-            file.truncate(size_bytes)
-        try:
-            made = subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", image], capture_output=True)
-        except FileNotFoundError:
-            self.skipTest("mkfs.ext4 is not installed")
-        self.assertEqual(made.returncode, 0, made.stderr)
-        return self.mount("-o", "loop", image)
-
-    def slow_down(self, server, reads_per_s):
-        """The kernel lets the server read so many times a second from the disk that its store is on. Undoes it."""
-        device = os.stat(self.directory).st_dev
-        device = f"{os.major(device)}:{os.minor(device)}"
-        v1, v2 = pathlib.Path("/sys/fs/cgroup/blkio"), pathlib.Path("/sys/fs/cgroup")
-        name = f"winnow-test-{server.process.pid}"
-        group, limit, line = v2 / name, "io.max", f"{device} riops={{}}"
-        if v1.is_dir():
-            group, limit, line = v1 / name, "blkio.throttle.read_iops_device", f"{device} {{}}"
-        unlimited = "0" if v1.is_dir() else "max"
-        try:
-            group.mkdir()
-            self.addCleanup(lambda: group.is_dir() and group.rmdir())
-            (group / limit).write_text(line.format(reads_per_s))
-            (group / "cgroup.procs").write_text(str(server.process.pid))
-        except OSError as error:
-            self.skipTest(f"may not slow down the disk: {error}")
-
-        def undo():
-            (group / limit).write_text(line.format(unlimited))
-        return undo
 
 
 class Tiers(Disks):
@@ -438,61 +371,6 @@ class Tiers(Disks):
         result = serve(*flags, self.store, **who)
         self.assertNotEqual(result.returncode, 0)
         self.assertIn(str(self.store), result.stderr)
-
-
-class Patient(Watched):
-    def ask(self, api=None, timeout=PATIENCE):
-        return super().ask(api, timeout=timeout)
-
-
-class Beside(Disks, Bounds):
-    """Tiny requests while the store is in trouble and others' long prompts want it."""
-
-    def hinder(self, kind, series, trouble=lambda server: None):
-        texts = [document(random.Random(SEED + i), 900) for i in range(8)]
-        with Server("--max-context", 4096, "--max-running", 16, "--step-tokens", 192, "--block-tokens", 32, "--kv-bytes", "16MiB",
-                    "--disk-bytes", "256MiB", "--store-dir", self.store) as server, \
-                concurrent.futures.ThreadPoolExecutor(1) as threads:
-            api = Api(server.address)
-
-            def ask_each():
-                """Until the first token of each. More than the memory for KV holds, so that each is looked for in the store."""
-                for text in texts:
-                    begun = time.monotonic()
-                    list(api.generate(counting_request(text, 1), timeout=PATIENCE))
-                    yield time.monotonic() - begun
-
-            computed = list(ask_each())
-            trouble(server)
-            ended = threading.Event()
-
-            def load():
-                taken = []
-                while not ended.is_set():
-                    taken += ask_each()
-                return taken
-
-            loading = threads.submit(load)
-            attack = Patient(server, "idle", connections=0, seconds=max(SECONDS, 3), series=series)
-            attack.kind = kind
-            try:
-                attack.run()
-            finally:
-                ended.set()
-            taken = loading.result()
-            print(f"{kind}: first token of a long prompt after {1e3 * statistics.median(computed):.0f} ms when it is computed, beside it after "
-                  f"{1e3 * statistics.median(taken):.0f} ms in the median, {1e3 * max(taken):.0f} ms at most, of {len(taken)}", flush=True)
-            self.hold(attack)
-            self.assertEqual(server.terminate(), 0, server.log())
-        return attack.seen
-
-    def test_a_full_file_system(self):
-        self.mount_tmpfs("6m")  # no segment fits
-        self.assertEqual(self.hinder("full file system", ["winnow_store_state"])["winnow_store_state"], 1)
-
-    def test_a_slow_disk(self):
-        seen = self.hinder("slow disk", ["winnow_store_io_errors_total"], lambda server: self.slow_down(server, 5))
-        self.assertGreater(seen["winnow_store_io_errors_total"], 0)  # late
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@
 namespace winnow::kernels {
 namespace {
 
-constexpr std::byte kUntouched{0x5a};
-
 class Int4KeysTest : public EachIsa {
  protected:
   static std::vector<std::byte> Memory(const PagedKv& kv) {

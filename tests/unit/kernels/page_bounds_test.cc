@@ -7,8 +7,6 @@
 namespace winnow::kernels {
 namespace {
 
-constexpr std::byte kUntouched{0x5a};
-
 class PageBoundsTest : public EachIsa {
  protected:
   static std::vector<std::byte> Memory(const PagedKv& kv) {
