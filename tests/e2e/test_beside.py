@@ -66,3 +66,7 @@ class Beside(Disks, Bounds):
         self.assertGreater(seen["winnow_store_io_errors_total"], 0)  # late
 
 
+
+
+if __name__ == "__main__":
+    main()
