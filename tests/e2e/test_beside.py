@@ -66,7 +66,5 @@ class Beside(Disks, Bounds):
         self.assertGreater(seen["winnow_store_io_errors_total"], 0)  # late
 
 
-
-
 if __name__ == "__main__":
     main()
