@@ -192,8 +192,9 @@ void ReadExperts(const ArchitectureKeys& of, const ModelFamily& family, ModelCon
   if (!family.experts->has_own_size) absent = config.intermediate_size;
   experts.intermediate_size =
       keys.Int(of("expert_feed_forward_length"), absent, 1, kIntermediateMax);
-  // llama.cpp normalises the weights of both architectures, and writes the key for neither.
-  experts.normalized = keys.OptionalBool(of("expert_weights_norm")).value_or(true);
+  // llama.cpp does the same for all files of an architecture, and writes no key for it.
+  experts.normalized =
+      keys.OptionalBool(of("expert_weights_norm")).value_or(family.experts->normalizes_in_gguf);
   if (family.experts->clamps) experts.clamped.emplace();  // files have no keys for it
   const double scale = keys.Number(of("expert_weights_scale"), 1.0, -1e9, 1e9);
   if (scale != 0 && scale != 1) {

@@ -1,7 +1,7 @@
 // The configuration of a model from the keys and tensors of a GGUF file.
 //
 // Architectures: "llama" (which Mistral's and SmolLM's files say, too), "qwen2", "qwen3", "smollm3", "seed_oss", "granite",
-// "phi3", "ernie4_5", "mistral3", "qwen3moe", "qwen3vl", "qwen3vlmoe"; "llama" with experts is Mixtral. The file says the same as config.json does, in other words; biases and a tied output embedding show in which
+// "phi3", "ernie4_5", "mistral3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "olmoe", "granitemoe"; "llama" with experts is Mixtral. The file says the same as config.json does, in other words; biases and a tied output embedding show in which
 // tensors there are. RoPE scaling is "rope.scaling.*" (linear, yarn), the tensor "rope_freqs.weight", which holds the
 // outcome of llama3's, or "rope_factors_short.weight" and "rope_factors_long.weight", which are longrope's.
 //

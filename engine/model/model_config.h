@@ -79,6 +79,8 @@ struct ModelConfig {
     kMixtral,
     kQwen3Moe,
     kQwen3VlMoe,
+    kOlmoe,
+    kGraniteMoe,
     kGptOss,
   };
   Family family = Family::kLlama;

@@ -85,6 +85,17 @@ constexpr LayerTensorNames kQwen3MoeTensors = [] {
   return names;
 }();
 
+constexpr LayerTensorNames kGraniteMoeTensors = [] {
+  LayerTensorNames names = kLlamaTensors;
+  names.router = {"block_sparse_moe.router.layer", "ffn_gate_inp"};
+  names.experts = "block_sparse_moe";
+  names.expert_gate = {"input_linear.weight", "ffn_gate_exps"};
+  names.expert_up = {"input_linear.weight", "ffn_up_exps"};
+  names.expert_down = {"output_linear.weight", "ffn_down_exps"};
+  names.stacks = LayerTensorNames::Stacks::kRows;
+  return names;
+}();
+
 constexpr LayerTensorNames kQwen3VlMoeTensors = [] {
   LayerTensorNames names = kQwen3MoeTensors;
   names.expert_gate.safetensors = names.expert_up.safetensors = "gate_up_proj";
@@ -119,6 +130,10 @@ constexpr ExpertKeys kQwen3VlMoeExperts = {.has_own_size = true,
                                            .normalizes = true,
                                            .has_dense_layers = true};
 
+constexpr ExpertKeys kOlmoeExperts = {
+    .count_absent = 64, .per_token_absent = 8, .normalizes_in_gguf = false};
+constexpr ExpertKeys kGraniteMoeExperts = {
+    .count_absent = 8, .per_token_absent = 2, .normalizes = true};
 constexpr ExpertKeys kGptOssExperts = {
     .count_absent = 128, .per_token_absent = 4, .normalizes = true, .clamps = true};
 
@@ -130,7 +145,7 @@ constexpr std::string_view kMinistral3Rope =
     R"({"rope_type": "yarn", "rope_theta": 1000000, "factor": 16, "original_max_position_embeddings": 16384,
         "mscale": 1, "mscale_all_dim": 1, "llama_4_scaling_beta": 0.1})";
 
-constexpr std::array<ModelFamily, 21> kFamilies = {{
+constexpr std::array<ModelFamily, 23> kFamilies = {{
     {.family = ModelConfig::Family::kLlama,
      .name = "Llama",
      .architecture = "LlamaForCausalLM",
@@ -388,6 +403,28 @@ constexpr std::array<ModelFamily, 21> kFamilies = {{
      .experts = &kQwen3VlMoeExperts,
      .layer = {.mlp = LayerSpec::Mlp::kExperts, .qk_norm = true},
      .tensors = &kQwen3VlMoeTensors},
+    {.family = ModelConfig::Family::kOlmoe,
+     .name = "OLMoE",
+     .architecture = "OlmoeForCausalLM",
+     .model_type = "olmoe",
+     .gguf_name = "olmoe",
+     .vocab_absent = 50304,
+     .heads_absent = 16,
+     .positions_absent = 4096,
+     .rms_norm_eps_absent = 1e-5,
+     .experts = &kOlmoeExperts,
+     .layer = {.mlp = LayerSpec::Mlp::kExperts, .qk_norm = true, .qk_norm_whole = true},
+     .tensors = &kQwen3MoeTensors},
+    {.family = ModelConfig::Family::kGraniteMoe,
+     .name = "Granite MoE",
+     .architecture = "GraniteMoeForCausalLM",
+     .model_type = "granitemoe",
+     .gguf_name = "granitemoe",
+     .gguf_interleaves = true,
+     .has_multipliers = true,
+     .experts = &kGraniteMoeExperts,
+     .layer = {.mlp = LayerSpec::Mlp::kExperts},
+     .tensors = &kGraniteMoeTensors},
     {.family = ModelConfig::Family::kGptOss,
      .name = "gpt-oss",
      .architecture = "GptOssForCausalLM",

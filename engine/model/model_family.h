@@ -32,6 +32,7 @@ struct LayerTensorNames {
     kNone,    // it has a tensor for each
     kInTurn,  // a gate's output, then the same up's
     kHalves,  // all of a gate's, then all of the up's
+    kRows,    // the same, but an output's values lie side by side, as matrices have them elsewhere
   };
   Stacks stacks = Stacks::kNone;
   TensorName sinks = {};  // where LayerSpec::sinks; no suffix stands behind a directory's
@@ -42,11 +43,12 @@ struct ExpertKeys {
   // MLPs are nothing but experts: intermediate_size is theirs.
   bool has_own_size = false;  // moe_intermediate_size
   int32_t size_absent = 0;
-  int32_t count_absent = 0;       // num_experts or num_local_experts
-  int32_t per_token_absent = 0;   // num_experts_per_tok
-  bool normalizes = false;        // always; else norm_topk_prob says it, and absent means no
-  bool has_dense_layers = false;  // decoder_sparse_step and mlp_only_layers
-  bool clamps = false;            // the gate, by swiglu_alpha and swiglu_limit
+  int32_t count_absent = 0;        // num_experts or num_local_experts
+  int32_t per_token_absent = 0;    // num_experts_per_tok
+  bool normalizes = false;         // always; else norm_topk_prob says it, and absent means no
+  bool normalizes_in_gguf = true;  // what an absent expert_weights_norm means
+  bool has_dense_layers = false;   // decoder_sparse_step and mlp_only_layers
+  bool clamps = false;             // the gate, by swiglu_alpha and swiglu_limit
 };
 
 struct ModelFamily {

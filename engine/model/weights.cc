@@ -189,9 +189,9 @@ absl::StatusOr<WeightMatrix> TakeStack(const std::optional<WeightScheme>& scheme
   const bool is_bias = spec.role == TensorSpec::Role::kBias;
   if (found.has_value()) {
     WINNOW_ASSIGN_OR_RETURN(WeightMatrix matrix, CheckTensor(*found->file, found->entry, spec));
-    if (is_bias) return matrix;
+    if (is_bias || !spec.stack->transposed) return matrix;
     sources->push_back(std::make_unique<StackedMatrix>(
-        matrix.data, *kernels::PlainType(matrix.type), spec.cols, spec.stack->columns));
+        matrix.data, *kernels::PlainType(matrix.type), spec.cols, spec.stack->outputs));
     matrix.source = sources->back().get();
     return matrix;
   }
@@ -201,7 +201,7 @@ absl::StatusOr<WeightMatrix> TakeStack(const std::optional<WeightScheme>& scheme
   }
   WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<Mxfp4Matrix> matrix,
                           Mxfp4Matrix::Take(spec.name, file_of_missing, spec.num_experts,
-                                            spec.stack->columns, spec.cols, take));
+                                            spec.stack->outputs, spec.cols, take));
   const WeightMatrix whole{.data = matrix->blocks(),
                            .type = matrix->block_type(),
                            .rows = spec.rows,
@@ -259,7 +259,7 @@ void SetPart(const ModelConfig& config, const TensorSpec& spec, WeightMatrix* ma
   if (spec.rows != 0) matrix->rows = spec.rows;
   matrix->first_row = spec.first_row;
   if (spec.stack.has_value()) {
-    matrix->first_row = spec.expert * spec.stack->columns + spec.stack->first;
+    matrix->first_row = spec.expert * spec.stack->outputs + spec.stack->first;
     matrix->row_step = spec.stack->step;
   }
   SetHeadOrder(config, spec, FamilyOf(config.family).interleaves, matrix);
@@ -309,8 +309,10 @@ class LayerTensors {
               bool has_biases, LayerWeights* to) {
     const int32_t inner = config.intermediate_size;
     const bool in_turn = names.stacks == LayerTensorNames::Stacks::kInTurn;
-    const TensorSpec::Stack gates = {2 * inner, 0, in_turn ? 2 : 1};
-    const TensorSpec::Stack ups = {2 * inner, in_turn ? 1 : inner, gates.step};
+    const bool transposed = names.stacks != LayerTensorNames::Stacks::kRows;
+    const TensorSpec::Stack gates = {2 * inner, 0, in_turn ? 2 : 1, transposed};
+    const TensorSpec::Stack ups = {2 * inner, in_turn ? 1 : inner, gates.step, transposed};
+    const TensorSpec::Stack downs = {hidden, 0, 1, transposed};
     const auto add = [&](const TensorName& name, bool is_bias, int64_t rows, int64_t cols,
                          const TensorSpec::Stack& stack, int32_t expert, WeightMatrix* matrix) {
       const std::string_view suffix = is_bias ? "_bias" : "";
@@ -335,7 +337,7 @@ class LayerTensors {
       }
       for (int32_t e = 0; e < config.count; ++e) {
         ExpertWeights& of = to->experts[e];
-        add(names.expert_down, is_bias, hidden, inner, {hidden, 0, 1}, e,
+        add(names.expert_down, is_bias, hidden, inner, downs, e,
             is_bias ? &of.down_bias : &of.down);
       }
     }
@@ -464,8 +466,9 @@ std::vector<int64_t> TensorSpec::FileShape() const {
   if (!stack.has_value()) {
     return rows != 0 ? std::vector<int64_t>{FileRows(), cols} : std::vector<int64_t>{cols};
   }
-  if (role == Role::kBias) return {num_experts, stack->columns};
-  return {num_experts, cols, stack->columns};
+  if (role == Role::kBias) return {num_experts, stack->outputs};
+  if (!stack->transposed) return {num_experts, stack->outputs, cols};
+  return {num_experts, cols, stack->outputs};
 }
 
 std::vector<int64_t> TensorSpec::GgufDims() const {

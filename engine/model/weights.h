@@ -149,11 +149,13 @@ struct TensorSpec {
   int64_t tensor_rows = 0, first_row = 0;
   // The place of an expert's matrix: a GGUF file has those of all experts in one tensor [num_experts][rows][cols].
   int32_t expert = 0, num_experts = 0;
-  // A directory's tensor that all experts share: of biases [num_experts][columns], of matrices transposed,
-  // [num_experts][cols][columns]. An expert's matrix is every `step`-th column of its own from `first` on. A bias has `cols` of 1.
+  // A directory's tensor that all experts share: of biases [num_experts][outputs], of matrices [num_experts][outputs][cols], or
+  // `transposed`, [num_experts][cols][outputs]. An expert's matrix is every `step`-th output of its own from `first` on. A bias has
+  // `cols` of 1.
   struct Stack {
-    int64_t columns = 0;
+    int64_t outputs = 0;
     int32_t first = 0, step = 1;
+    bool transposed = true;
   };
   std::optional<Stack> stack = {};
 

@@ -85,13 +85,14 @@ def compare_types(tool, files, seed):
 
 
 FAMILIES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "families")
-INTERLEAVED = ("llama", "smollm3", "granite", "mixtral", "ministral3")  # their writer puts values of Q and K that rotate together side by side
+INTERLEAVED = ("llama", "smollm3", "granite", "granitemoe", "mixtral", "ministral3")  # their writer puts values of Q and K that rotate together side by side
 LAYER_NAMES = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    "block_sparse_moe.gate": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp"}
+    "block_sparse_moe.gate": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp",
+    "block_sparse_moe.router.layer": "ffn_gate_inp"}
 # Norms that are others than in most families, or have other names there.
 OTHER_NORMS = {
     "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
@@ -175,12 +176,12 @@ def write_family(directory, config, path):
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
-    if family == "granite":
+    if family in ("granite", "granitemoe"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if family in ("mixtral", "qwen3_moe", "gpt_oss"):
+    if family in ("mixtral", "qwen3_moe", "gpt_oss", "olmoe", "granitemoe"):
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     if family == "qwen3_moe":
@@ -231,6 +232,13 @@ def write_family(directory, config, path):
     experts = {}  # the matrices of a layer's experts, by the name of the tensor that has them all
     tensors = load_file(os.path.join(directory, "model.safetensors"))
     for name, tensor in tensors.items():
+        if name.endswith(("input_linear.weight", "output_linear.weight")):  # Granite MoE's, each of all experts
+            layer, halves = name.split(".")[2], np.split(tensor.float().numpy(), 2, axis=1)
+            parts = ({"ffn_gate_exps": halves[0], "ffn_up_exps": halves[1]} if "input_linear" in name
+                     else {"ffn_down_exps": tensor.float().numpy()})
+            for part, of_part in parts.items():
+                writer.add_tensor(f"blk.{layer}.{part}.weight", np.ascontiguousarray(of_part))
+            continue
         if family == "gpt_oss" and ".experts." in name:
             if not name.endswith("_scales"):
                 add_stacked_experts(writer, name, tensors)
@@ -261,7 +269,9 @@ NOT_IN_GGUF = ("qwen2_window", "qwen3_window", "smollm3_window", "gemma3", "gpt_
 
 
 def has_gguf_experts(config):
-    """Whether every layer has experts with normalised weights, as llama.cpp computes them, or there are none."""
+    """Whether every layer has experts with weights as llama.cpp computes the family's, or there are none."""
+    if config.model_type == "olmoe":
+        return not config.norm_topk_prob
     if config.model_type != "qwen3_moe":
         return True
     return config.norm_topk_prob and config.decoder_sparse_step == 1 and not config.mlp_only_layers

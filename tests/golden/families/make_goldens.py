@@ -29,7 +29,7 @@ GREEDY_TOKENS = 16
 GREEDY_MARGIN = 1e-2  # the best logit's lead over the second at each greedy step
 LOGIT_CHANGE_MIN = 2e-2  # what leaving an option out must change; the tests' tolerance is 1e-3
 # Families whose default lies beyond this vocabulary, or is none.
-PADDING = {family: {"pad_token_id": 0} for family in ("smollm3", "seed_oss", "granite", "phi3", "glm", "glm4")}
+PADDING = {family: {"pad_token_id": 0} for family in ("smollm3", "seed_oss", "granite", "granitemoe", "olmoe", "phi3", "glm", "glm4")}
 ROUTER_MARGIN = 2e-5  # the lead, in logits, of the last expert that a token goes to over the next
 
 
@@ -258,6 +258,20 @@ CASES = [
          "qwen3_vl_moe_text", config=shape(64, 2, 1, 64, intermediate=48, num_hidden_layers=3, num_experts=5, num_experts_per_tok=3,
                                            moe_intermediate_size=24, mlp_only_layers=[1], tie_word_embeddings=False),
          rope=dict(rope_type="default", rope_theta=5000000.0, mrope_section=[12, 10, 10], mrope_interleaved=True), names="new"),
+    Case("olmoe", "OLMoE: 8 of 12 experts by the family's default, weights not normalised, all heads of Q normed together, transformers 4 keys",
+         "olmoe", config=shape(128, 2, 1, intermediate=12, num_experts=12), keys="4",
+         drop=("num_experts_per_tok", "norm_topk_prob", "rms_norm_eps")),
+    Case("olmoe_normalized", "OLMoE: norm_topk_prob, attention_bias, tied, float16",
+         "olmoe", "float16", shape(128, 2, 2, intermediate=16, num_experts=5, num_experts_per_tok=2, norm_topk_prob=True,
+                                   attention_bias=True, tie_word_embeddings=True)),
+    Case("granitemoe", "Granite MoE: 3 of 6 experts in one tensor with outputs as rows, all four multipliers, tied, transformers 4 keys",
+         "granitemoe", config=shape(128, 2, 1, intermediate=24, tie_word_embeddings=True, num_local_experts=6, num_experts_per_tok=3,
+                                    embedding_multiplier=3.0, attention_multiplier=0.3, residual_multiplier=0.4, logits_scaling=2.0),
+         rope=dict(rope_type="default", rope_theta=10000000.0), keys="4"),
+    Case("granitemoe_defaults", "Granite MoE: 2 of 8 experts and multipliers of 1 where they are absent; attention_bias, float32",
+         "granitemoe", "float32", shape(128, 2, 1, intermediate=12, attention_bias=True),
+         drop=("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling", "num_local_experts",
+               "num_experts_per_tok")),
 ]
 
 
@@ -308,7 +322,7 @@ def older_keys(config, style):
         config["rope_scaling"] = {"type" if style == "4-type" else "rope_type": kind, **rope}
     config["torch_dtype"] = config.pop("dtype")
     config["transformers_version"] = "4.46.0"
-    if config["model_type"] == "qwen3_moe":
+    if config["model_type"] in ("qwen3_moe", "olmoe") and "num_local_experts" in config:
         config["num_experts"] = config.pop("num_local_experts")
     if config["model_type"] in ("qwen2", "qwen3"):
         config.pop("layer_types")
@@ -530,7 +544,7 @@ def knockouts(model):
     layers = text_of(model).layers
     if any(not getattr(layer.self_attn, "use_rope", True) for layer in layers):
         yield "layers without rope", lambda: [setattr(layer.self_attn, "use_rope", 1) for layer in layers]
-    if model.config.model_type == "granite":
+    if model.config.model_type in ("granite", "granitemoe"):
         half = 0.5  # of what it is
         for name, owners, attribute in (
                 ("embedding_multiplier", [model.model], "embedding_multiplier"),
@@ -542,12 +556,12 @@ def knockouts(model):
     routers = [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
     if routers:
         yield "routers", lambda: [router.weight.copy_(-router.weight) for router in routers]
-        yield "an expert", lambda: [layer.mlp.experts.down_proj[1].zero_() for layer in layers if hasattr(layer.mlp, "experts")]
+        yield "an expert", lambda: [module.down_proj[1].zero_() for module in model.modules() if type(module).__name__.endswith("Experts")]
         yield "the last slot", lambda: [setattr(router, "top_k", router.top_k - 1) for router in routers]
     if model.config.model_type == "gpt_oss":
         for name, value in (("limit", 1e4), ("alpha", 0.5 * layers[0].mlp.experts.alpha)):
             yield f"the gate's {name}", lambda name=name, value=value: [setattr(layer.mlp.experts, name, value) for layer in layers]
-    if model.config.model_type == "qwen3_moe":
+    if model.config.model_type in ("qwen3_moe", "olmoe"):
         yield "whether weights are normalised", lambda: [
             setattr(router, "norm_topk_prob", not router.norm_topk_prob) for router in routers]
     if not by_type and rotary.attention_scaling != 1.0:

@@ -210,7 +210,7 @@ TEST(GgufConfig, WhatWouldChangeTheAnswerIsRefusedByName) {
       {"architecture", set("general.architecture", "gemma4"),
        "\"gemma4\" is not supported; winnow runs llama, mistral3, qwen2, qwen3, qwen3vl, smollm3, "
        "seed_oss, granite, phi3, glm4, olmo2, gemma3, exaone4, ernie4_5, qwen3moe, qwen3vlmoe, "
-       "gpt-oss"},
+       "olmoe, granitemoe, gpt-oss"},
       {"no architecture", remove("general.architecture"), "\"general.architecture\": missing",
        kInvalid},
       {"an adapter", set("general.type", "adapter"), "\"adapter\" is not supported"},

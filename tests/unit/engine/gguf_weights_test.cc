@@ -52,13 +52,13 @@ json SmallConfig(const std::string& model_type) {
     if (family.model_type == model_type) config["architectures"] = {family.architecture};
   }
   if (model_type == "smollm3") config["num_hidden_layers"] = 5;
-  if (model_type == "granite") {
+  if (model_type.starts_with("granite")) {
     config.update({{"embedding_multiplier", 12.0},
                    {"attention_multiplier", 0.25},
                    {"residual_multiplier", 0.25},
                    {"logits_scaling", 8.0}});
   }
-  if (model_type == "mixtral" || model_type == "qwen3_moe") {
+  if (model_type == "mixtral" || model_type.find("moe") != std::string::npos) {
     config.update({{"num_local_experts", 5}, {"num_experts_per_tok", 2}});
   }
   if (model_type == "qwen3_moe") {
@@ -99,7 +99,7 @@ GgufBuilder KeysOf(const ModelConfig& config) {
   set("context_length", static_cast<uint32_t>(config.max_position_embeddings));
   set("attention.layer_norm_rms_epsilon", config.rms_norm_eps);
   set("rope.freq_base", static_cast<float>(config.ropes[0].theta));
-  if (name == "granite") {
+  if (name.starts_with("granite")) {
     set("embedding_scale", static_cast<float>(config.embedding_multiplier));
     set("attention.scale", config.AttentionScale());
     set("residual_scale", static_cast<float>(config.residual_multiplier));
@@ -170,6 +170,10 @@ class RandomModel {
       const int64_t rows = spec.rows == 0 ? spec.cols : spec.rows,
                     cols = spec.rows == 0 ? 1 : spec.cols;
       const DType dtype = spec.role == TensorSpec::Role::kRouter ? DType::kF32 : of_matrices;
+      if (spec.stack.has_value()) {
+        AddStack(spec, dtype, &file);
+        continue;
+      }
       const auto value_bytes = static_cast<int64_t>(kernels::DTypeBytes(dtype));
       std::vector<std::byte> values(rows * cols * value_bytes);
       FillRandomTensor(spec, config_, kSeed, dtype, 0, values);
@@ -186,6 +190,25 @@ class RandomModel {
       Add(spec, kernels::WeightTypeOf(dtype), data, &file);
     }
     return file;
+  }
+  // The matrices of a directory's tensor that all experts share, each kind of them in a tensor of its own.
+  void AddStack(const TensorSpec& stack, DType dtype, GgufBuilder* file) const {
+    ASSERT_FALSE(stack.stack->transposed);
+    const int64_t outputs = stack.stack->outputs;
+    const auto row_bytes = stack.cols * static_cast<int64_t>(kernels::DTypeBytes(dtype));
+    std::vector<std::byte> values(stack.num_experts * outputs * row_bytes);
+    FillRandomTensor(stack, config_, kSeed, dtype, 0, values);
+    std::map<std::string, std::string> of_experts;
+    for (const TensorSpec& spec : ModelTensors(config_, nullptr)) {
+      if (spec.name != stack.name) continue;
+      std::string& data = of_experts[spec.gguf_name];
+      const int64_t first = spec.expert * outputs + spec.stack->first;
+      data.append(reinterpret_cast<const char*>(values.data()) + first * row_bytes,
+                  spec.rows * row_bytes);
+      if (spec.expert + 1 == spec.num_experts) {
+        Add(spec, kernels::WeightTypeOf(dtype), data, file);
+      }
+    }
   }
   static void Add(const TensorSpec& spec, WeightType type, const std::string& data,
                   GgufBuilder* file) {
@@ -206,8 +229,9 @@ class RandomModel {
 };
 
 TEST(GgufWeights, AFileAndADirectoryOfTheSameModelGiveTheSameLogits) {
-  for (const char* model_type : {"llama", "qwen2", "qwen3", "smollm3", "seed_oss", "granite",
-                                 "phi3", "ernie4_5", "ministral3", "mixtral", "qwen3_moe"}) {
+  for (const char* model_type :
+       {"llama", "qwen2", "qwen3", "smollm3", "seed_oss", "granite", "phi3", "ernie4_5",
+        "ministral3", "mixtral", "qwen3_moe", "olmoe", "granitemoe"}) {
     for (const bool tied : {false, true}) {
       SCOPED_TRACE(std::string(model_type) + (tied ? ", tied" : ""));
       json json_config = SmallConfig(model_type);
@@ -658,8 +682,8 @@ TEST(GgufWeights, FormsThatFitAreThoseThatFileAndDeviceCanHave) {
                         [&](int64_t bytes) { return bytes <= room; });
   };
   EXPECT_THAT(forms(*quantised, all - 1), ElementsAre("stored"));
-  // Rows of so small a model are half a group of w8a8, which keeps whole ones.
-  EXPECT_THAT(forms(*plain, all - 1), ElementsAre("int8", "int4", "fp8"));
+  // Rows of so small a model are half a group of w8a8 and w4a8, which keep whole ones.
+  EXPECT_THAT(forms(*plain, all - 1), ElementsAre("int8", "int4", "fp8", "w4a8"));
   EXPECT_THAT(forms(*plain, all / 2), ElementsAre("int4"));
   EXPECT_THAT(forms(*plain, all / 10), IsEmpty());
   options.weights = "int8";

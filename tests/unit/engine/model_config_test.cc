@@ -719,10 +719,10 @@ std::vector<Refusal> Refusals() {
        "Glm4ForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, Gemma3ForCausalLM, "
        "Exaone4ForCausalLM, "
        "Ernie4_5ForCausalLM, MixtralForCausalLM, Qwen3MoeForCausalLM, Qwen3VLMoeTextModel, "
-       "GptOssForCausalLM, and the text part of "
+       "OlmoeForCausalLM, GraniteMoeForCausalLM, GptOssForCausalLM, and the text part of "
        "Mistral3ForConditionalGeneration and of Gemma3ForConditionalGeneration and of "
        "Qwen3VLForConditionalGeneration and of Qwen3VLMoeForConditionalGeneration"},
-      {"architectures", With({{"architectures", {"GraniteMoeForCausalLM"}}}), kUnimplemented,
+      {"architectures", With({{"architectures", {"GraniteMoeSharedForCausalLM"}}}), kUnimplemented,
        "winnow runs"},
       {"architectures", With({{"architectures", {"Qwen2MoeForCausalLM"}}}), kUnimplemented,
        "winnow runs"},
@@ -994,6 +994,32 @@ TEST(ModelConfigTest, ExpertsAreReadByEitherNameAndWithTheFamilysDefaults) {
   }
   // Another family has none.
   EXPECT_EQ(ParseGood(TinyConfig()).experts, ExpertsConfig());
+}
+
+TEST(ModelConfigTest, ExpertsMayBeAllOfAnMlpAndTakeItsSize) {
+  const auto olmoe = [](const json& keys) { return MoeConfig("OlmoeForCausalLM", "olmoe", keys); };
+  const ModelConfig plain = ParseGood(olmoe({{"clip_qkv", nullptr}}));
+  EXPECT_EQ(plain.family, Family::kOlmoe);
+  EXPECT_EQ(plain.experts, (ExpertsConfig{.count = 64, .per_token = 8, .intermediate_size = 48}));
+  EXPECT_TRUE(plain.layers[0].qk_norm_whole);
+  EXPECT_TRUE(ParseGood(olmoe({{"norm_topk_prob", true}})).experts.normalized);
+  EXPECT_THAT(std::string(Parse(olmoe({{"clip_qkv", 8.0}})).status().message()),
+              HasSubstr("clip_qkv"));
+
+  const auto granite = [](const json& keys) {
+    return MoeConfig("GraniteMoeForCausalLM", "granitemoe", keys);
+  };
+  const ModelConfig scaled = ParseGood(granite({{"residual_multiplier", 0.25},
+                                                {"attention_multiplier", 0.5},
+                                                {"num_local_experts", 40},
+                                                {"num_experts_per_tok", 8}}));
+  EXPECT_EQ(scaled.family, Family::kGraniteMoe);
+  EXPECT_EQ(
+      scaled.experts,
+      (ExpertsConfig{.count = 40, .per_token = 8, .intermediate_size = 48, .normalized = true}));
+  EXPECT_EQ(scaled.residual_multiplier, 0.25);
+  EXPECT_EQ(scaled.AttentionScale(), 0.5);
+  EXPECT_EQ(ParseGood(granite(json::object())).experts.count, 8);
 }
 
 TEST(ModelConfigTest, SomeLayersMayHaveOneMlpAmongLayersOfExperts) {

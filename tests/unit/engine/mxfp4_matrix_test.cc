@@ -72,14 +72,14 @@ struct StackedModel {
  private:
   void AddBias(std::mt19937_64& random, const TensorSpec& spec) {
     std::vector<uint16_t> bits;
-    for (int64_t i = 0; i < kExperts * spec.stack->columns; ++i) {
+    for (int64_t i = 0; i < kExperts * spec.stack->outputs; ++i) {
       bits.push_back(static_cast<uint16_t>(0x3c00 | (random() & 0x80ff)));
       values[spec.name].push_back(kernels::ToFloat(kernels::BF16{bits.back()}));
     }
-    tensors[spec.name] = TensorOf("BF16", {kExperts, spec.stack->columns}, bits);
+    tensors[spec.name] = TensorOf("BF16", {kExperts, spec.stack->outputs}, bits);
   }
   void AddMxfp4(std::mt19937_64& random, const TensorSpec& spec) {
-    const int64_t groups = spec.cols / 32, outputs = spec.stack->columns;
+    const int64_t groups = spec.cols / 32, outputs = spec.stack->outputs;
     std::vector<uint8_t> blocks, scales;
     for (int64_t group = 0; group < kExperts * outputs * groups; ++group) {
       scales.push_back(static_cast<uint8_t>(100 + random() % 40));
@@ -95,7 +95,7 @@ struct StackedModel {
     tensors[spec.name + "_scales"] = TensorOf("U8", {kExperts, outputs, groups}, scales);
   }
   void AddTransposed(std::mt19937_64& random, Form form, const TensorSpec& spec) {
-    const int64_t outputs = spec.stack->columns, inputs = spec.cols;
+    const int64_t outputs = spec.stack->outputs, inputs = spec.cols;
     std::vector<double>& of = values[spec.name];
     of.resize(kExperts * outputs * inputs);
     std::vector<float> wide(of.size());
