@@ -81,7 +81,7 @@ TEST_P(Int8MatmulTest, TakesTheLeastAndTheLargestIntegers) {
   }
 }
 
-// The same integers from -8 to 7 have the same bits in half the bytes.
+// Integers from -8 to 7 have the same bits in half the bytes.
 TEST_P(Int8MatmulTest, FourBitsTakeHalfTheBytes) {
   SCOPED_TRACE(Seed());
   const int64_t in = 128 * random_.Int(1, 8), out = 16 * random_.Int(1, 9), m = random_.Int(1, 40);

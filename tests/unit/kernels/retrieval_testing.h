@@ -12,7 +12,7 @@
 
 namespace winnow::kernels {
 
-// What every byte of an index holds before a test.
+// A byte of an index before a test.
 inline constexpr std::byte kUntouched{0x5a};
 
 // Memory for a selection; what is not chosen keeps a guard value.
