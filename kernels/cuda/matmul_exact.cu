@@ -107,6 +107,12 @@ struct ExactStage {
   float4 x[kExactBlockRows][kExactGroups];
 };
 
+// A barrier of the whole block, which warps with different work reach in different places: __syncthreads() must be one place, and
+// of bar.sync compute-sanitizer's synccheck says the same.
+__device__ __forceinline__ void MeetAll() {
+  asm volatile("barrier.sync 1, %0;" ::"n"(kExactThreads) : "memory");
+}
+
 template <DType kStorage>
 __global__ void __launch_bounds__(kExactThreads)
     ExactKernel(const __grid_constant__ MatmulArgs args, const Group<kStorage>* w, int32_t in,
@@ -153,7 +159,7 @@ __global__ void __launch_bounds__(kExactThreads)
     for (int32_t s = 0; s < kExactStages - 1; ++s) copy_x(s);
     for (int32_t stage = 0; stage < stages; ++stage) {
       WaitForCopies<kExactStages - 2>();
-      __syncthreads();  // this stage is here, and the one before has been read
+      MeetAll();  // this stage is here, and the one before has been read
       copy_w(stage + kExactStages - 1);
       copy_x(stage + kExactStages - 1);
     }
@@ -179,7 +185,7 @@ __global__ void __launch_bounds__(kExactThreads)
     }
   };
   for (int32_t stage = 0; stage < stages; ++stage) {
-    __syncthreads();
+    MeetAll();
     if (warp * kExactRows >= rows) continue;
     const Stage& here = ring[stage % kExactStages];
     const uint32_t w_at = SharedAddress(&here.w[0][lane]);
