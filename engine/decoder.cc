@@ -426,7 +426,8 @@ void Decoder::AddMlp(int32_t index, RowRun rows) {
   const Layer& layer = layers_[index];
   const Products& products = pass_->layers[index];
   const bool has_experts = config_.layers[index].mlp == LayerSpec::Mlp::kExperts;
-  const int64_t width = has_experts ? config_.experts.intermediate_size : config_.intermediate_size;
+  const int64_t width =
+      has_experts ? config_.experts.WidestIntermediate() : config_.intermediate_size;
   const Tensor hidden = hidden_.RowRange(rows.first, rows.count);
   const Tensor normed = normed_.RowRange(rows.first, rows.count);
   const Tensor gate_up = gate_up_.RowRange(rows.first, rows.count).ColRange(0, 2 * width);
@@ -690,7 +691,14 @@ absl::Status Decoder::PackProducts(const LayerWeights& from, int32_t index, Weig
     } else {
       WINNOW_RETURN_IF_ERROR(PackRouting(from, &products.experts));
     }
-    return PackExperts(from, to, &products.experts);
+    WINNOW_RETURN_IF_ERROR(PackExperts(from, to, &products.experts));
+    if (config_.experts.shared_intermediate_size == 0) return absl::OkStatus();
+    ExpertMlp::Expert& shared = products.experts.shared;
+    WINNOW_ASSIGN_OR_RETURN(shared.gate_up,
+                            Pack(to, {{from.gate, from.up}}, "the shared expert's gate and up"));
+    WINNOW_ASSIGN_OR_RETURN(shared.down,
+                            Pack(to, {{from.down}}, "the shared expert's down projection"));
+    return absl::OkStatus();
   }
   WINNOW_ASSIGN_OR_RETURN(products.gate_up,
                           Pack(to, {{from.gate, from.up}}, "the gate and up projections"));
@@ -702,6 +710,10 @@ absl::Status Decoder::PackProducts(const LayerWeights& from, int32_t index, Weig
 absl::Status Decoder::PackRouting(const LayerWeights& from, ExpertMlp::Layer* to) {
   WINNOW_ASSIGN_OR_RETURN(to->router, PackRouter(from.router));
   WINNOW_ASSIGN_OR_RETURN(to->router_bias, Widen({{from.router_bias}}, "biases"));
+  WINNOW_ASSIGN_OR_RETURN(to->correction, Widen({{from.correction}}, "biases"));
+  if (from.shared_gating.data != nullptr) {
+    WINNOW_ASSIGN_OR_RETURN(to->shared_gating, PackRouter(from.shared_gating));
+  }
   const size_t before = weight_bytes_;
   std::vector<WeightMatrix> gate_up_biases, down_biases;
   for (const ExpertWeights& expert : from.experts) {
@@ -783,7 +795,7 @@ absl::Status Decoder::AllocatePools() {
   }
   gate_up_width = 2 * intermediate;
   if (config_.NumLayersOf(LayerSpec::Mlp::kExperts) > 0) {
-    intermediate = std::max<int64_t>(intermediate, config_.experts.intermediate_size);
+    intermediate = std::max<int64_t>(intermediate, config_.experts.WidestIntermediate());
     // Experts are narrow, and queries that are predicted must find room, too.
     gate_up_width = std::max(2 * intermediate, qkv_width);
     WINNOW_ASSIGN_OR_RETURN(expert_mlp_, ExpertMlp::Create(config_, backend_, tokens));

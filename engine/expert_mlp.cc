@@ -1,6 +1,7 @@
 #include "engine/expert_mlp.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/status/status.h"
 #include "fmt/format.h"
@@ -61,6 +62,8 @@ ExpertMlp::Layer ExpertMlp::LayerBeside(const Layer& layer) {
   Layer beside;
   beside.router = layer.router;
   beside.router_bias = borrow(layer.router_bias);
+  beside.correction = borrow(layer.correction);
+  beside.shared_gating = layer.shared_gating;
   beside.gate_up_bias = borrow(layer.gate_up_bias);
   beside.down_bias = borrow(layer.down_bias);
   return beside;
@@ -93,23 +96,58 @@ absl::StatusOr<std::unique_ptr<ExpertMlp>> ExpertMlp::Create(const ModelConfig& 
   mlp->groups_.rows.reserve(slots);
   mlp->groups_.places.reserve(slots);
   mlp->groups_.first.resize(experts.count + 1);
+  mlp->row_numbers_.resize(rows_max);
+  std::iota(mlp->row_numbers_.begin(), mlp->row_numbers_.end(), 0);
   return mlp;
 }
 
 void ExpertMlp::Add(const Layer& layer, const Tensor& normed, const Tensor& gate_up,
                     const Tensor& activated, const Tensor& hidden) {
+  AddRouted(layer, normed, gate_up.ColRange(0, 2 * config_.intermediate_size),
+            activated.ColRange(0, config_.intermediate_size), hidden);
+  if (config_.shared_intermediate_size == 0) return;
+  AddShared(layer, normed, gate_up.ColRange(0, 2 * config_.shared_intermediate_size),
+            activated.ColRange(0, config_.shared_intermediate_size), hidden);
+}
+
+// hidden += (silu(gate) * up) · Wdownᵀ of normed, times the sigmoid of its gate where it has one.
+void ExpertMlp::AddShared(const Layer& layer, const Tensor& normed, const Tensor& gate_up,
+                          const Tensor& activated, const Tensor& hidden) {
+  const int64_t m = normed.rows;
+  backend_.Matmul(normed, *layer.shared.gate_up, gate_up, {});
+  if (!config_.shared_is_gated) {
+    backend_.SiluMatmul(gate_up, *layer.shared.down, activated, hidden, {.accumulate = true});
+    return;
+  }
+  const Tensor rows = View(rows_, m, hidden.cols);
+  const Tensor logits = View(logits_, m, 1), weights = View(weights_, m, 1);
+  backend_.SiluMatmul(gate_up, *layer.shared.down, activated, rows, {});
+  // It is routed as an only expert, whose weight is its score.
+  backend_.Matmul(normed, *layer.shared_gating, logits, {});
+  backend_.RouteExperts(logits, {.scores = kernels::ExpertRouting::Scores::kSigmoid},
+                        static_cast<int32_t*>(ids_.data()), weights);
+  backend_.AddExpertRows(rows, std::span(row_numbers_).first(m), weights, hidden);
+}
+
+void ExpertMlp::AddRouted(const Layer& layer, const Tensor& normed, const Tensor& gate_up,
+                          const Tensor& activated, const Tensor& hidden) {
   const int64_t m = normed.rows, per_token = config_.per_token;
   const Tensor logits = View(logits_, m, config_.count);
   const Tensor weights = View(weights_, m, per_token);
   const Tensor rows = View(rows_, m * per_token, hidden.cols);
   auto* const ids = static_cast<int32_t*>(ids_.data());
 
+  const kernels::ExpertRouting routing = {.scores = config_.scores,
+                                          .normalized = config_.normalized,
+                                          .scale = static_cast<float>(config_.scale),
+                                          .correction = BiasOf(layer.correction, 0, 0)};
+
   // ids, weights [m][per_token] of logits [m][experts] = normed · Wᵀ + bias
   backend_.Matmul(normed, *layer.router, logits, {.bias = BiasOf(layer.router_bias, 0, 0)});
   if (layer.set != nullptr &&
       backend_.AddRoutedExperts({.experts = *layer.set,
                                  .per_token = config_.per_token,
-                                 .normalize = config_.normalized,
+                                 .routing = routing,
                                  .clamped = config_.clamped,
                                  .logits = logits,
                                  .normed = normed,
@@ -117,7 +155,7 @@ void ExpertMlp::Add(const Layer& layer, const Tensor& normed, const Tensor& gate
                                  .rows = View(rows_, num_rows_, hidden.cols)})) {
     return;
   }
-  backend_.RouteExperts(logits, config_.normalized, ids, weights);
+  backend_.RouteExperts(logits, routing, ids, weights);
   if (!backend_.Synchronize()) return;
   GroupByExpert({ids, static_cast<size_t>(m * per_token)}, config_.per_token, &groups_);
 

@@ -1,5 +1,5 @@
 // The MLP of a layer of experts: a router sends each row to some of them, and what these give is weighed and added to the
-// residual stream. Router and experts may have biases. Every product is the backend's own, of an expert's rows at a time, so a layer's matrices may have any form.
+// residual stream, and so may be what one more gives, which all rows go to. Router and experts may have biases. Every product is the backend's own, of an expert's rows at a time, so a layer's matrices may have any form.
 //
 // A GPU routes rows by itself (AddRoutedExperts), where its kernels have a way for matrices of that kind. Elsewhere the host decides
 // what is multiplied: it reads the ids that the router chose, which on a device is a wait in each such layer.
@@ -38,9 +38,12 @@ class ExpertMlp {
   };
   struct Layer {
     // Router and biases are the same in every form of the experts' weights: LayerBeside shares them.
-    std::shared_ptr<kernels::PackedMatrix> router;  // [experts][hidden]
-    kernels::Buffer router_bias;                    // [experts], or empty
+    std::shared_ptr<kernels::PackedMatrix> router;         // [experts][hidden]
+    kernels::Buffer router_bias;                           // [experts], or empty
+    kernels::Buffer correction;                            // [experts], or empty
+    std::shared_ptr<kernels::PackedMatrix> shared_gating;  // [1][hidden], or null
     std::vector<Expert> experts;
+    Expert shared;  // nulls where there is none
     // Biases of all experts, or empty.
     kernels::Buffer gate_up_bias;             // [experts][2*intermediate]: gate, then up
     kernels::Buffer down_bias;                // [experts][hidden]
@@ -57,8 +60,8 @@ class ExpertMlp {
   // The expert's matrices and biases, for MakeExpertSet.
   static kernels::ExpertMatrices MatricesOf(const Layer& layer, int32_t expert);
 
-  // hidden [m][hidden] += the layer of normed [m][hidden]. gate_up [m][2*intermediate] and activated [m][intermediate] are
-  // scratch. Where the device fails meanwhile the rest is left out.
+  // hidden [m][hidden] += the layer of normed [m][hidden]. gate_up [m][2n or more] and activated [m][n or more] are
+  // scratch, n: the largest intermediate size. Where the device fails meanwhile the rest is left out.
   void Add(const Layer& layer, const kernels::Tensor& normed, const kernels::Tensor& gate_up,
            const kernels::Tensor& activated, const kernels::Tensor& hidden);
 
@@ -67,6 +70,10 @@ class ExpertMlp {
  private:
   ExpertMlp(const ExpertsConfig& config, kernels::Backend& backend)
       : config_(config), backend_(backend) {}
+  void AddRouted(const Layer& layer, const kernels::Tensor& normed, const kernels::Tensor& gate_up,
+                 const kernels::Tensor& activated, const kernels::Tensor& hidden);
+  void AddShared(const Layer& layer, const kernels::Tensor& normed, const kernels::Tensor& gate_up,
+                 const kernels::Tensor& activated, const kernels::Tensor& hidden);
 
   const ExpertsConfig config_;
   kernels::Backend& backend_;
@@ -75,9 +82,10 @@ class ExpertMlp {
   kernels::Buffer weights_;  // [rows_max][per_token]
   // [num_rows_][hidden] by place: what experts read, and then, in its place, what they give.
   kernels::Buffer rows_;
-  int64_t num_rows_ = 0;  // rows_max * per_token, or more where a device routes
-  kernels::Buffer ids_;   // [rows_max][per_token] in shared memory
-  ExpertGroups groups_;   // of the call
+  int64_t num_rows_ = 0;              // rows_max * per_token, or more where a device routes
+  kernels::Buffer ids_;               // [rows_max][per_token] in shared memory
+  ExpertGroups groups_;               // of the call
+  std::vector<int32_t> row_numbers_;  // [rows_max] 0, 1, 2, ...
 };
 
 }  // namespace winnow::engine

@@ -109,7 +109,8 @@ bool TimedBackend::AddRoutedExperts(const kernels::RoutedExpertsArgs& args) {
     const Timer timer = Time(matmul_);
     if (!inner_.AddRoutedExperts({.experts = *experts.inner,
                                   .per_token = args.per_token,
-                                  .normalize = args.normalize,
+                                  .routing = args.routing,
+                                  .clamped = args.clamped,
                                   .logits = args.logits,
                                   .normed = args.normed,
                                   .hidden = args.hidden,
@@ -241,10 +242,10 @@ void TimedBackend::ClampedSwigluMul(const Tensor& gate_up, const kernels::Clampe
   inner_.ClampedSwigluMul(gate_up, by, out);
 }
 
-void TimedBackend::RouteExperts(const Tensor& logits, bool normalize, int32_t* ids,
-                                const Tensor& weights) {
+void TimedBackend::RouteExperts(const Tensor& logits, const kernels::ExpertRouting& routing,
+                                int32_t* ids, const Tensor& weights) {
   const Timer timer = Time(other_);
-  inner_.RouteExperts(logits, normalize, ids, weights);
+  inner_.RouteExperts(logits, routing, ids, weights);
 }
 
 void TimedBackend::GatherExpertRows(const Tensor& x, std::span<const int32_t> rows,

@@ -107,8 +107,8 @@ class TimedBackend : public kernels::Backend {
   void SiluMul(const kernels::Tensor& gate_up, const kernels::Tensor& out) override;
   void ClampedSwigluMul(const kernels::Tensor& gate_up, const kernels::ClampedSwiglu& by,
                         const kernels::Tensor& out) override;
-  void RouteExperts(const kernels::Tensor& logits, bool normalize, int32_t* ids,
-                    const kernels::Tensor& weights) override;
+  void RouteExperts(const kernels::Tensor& logits, const kernels::ExpertRouting& routing,
+                    int32_t* ids, const kernels::Tensor& weights) override;
   void GatherExpertRows(const kernels::Tensor& x, std::span<const int32_t> rows,
                         const kernels::Tensor& out) override;
   void AddExpertRows(const kernels::Tensor& x, std::span<const int32_t> places,

@@ -459,7 +459,8 @@ class Bench {
           places[i] = static_cast<int32_t>(i * 7919 % places.size());
         }
         AddBesideRead({"experts route", shape, Time([&] {
-                         backend_->RouteExperts(logits.tensor, true, ids.data(), weights.tensor);
+                         backend_->RouteExperts(logits.tensor, {.normalized = true}, ids.data(),
+                                                weights.tensor);
                        }),
                        RouteExpertsBytes(m, kExperts, kPerToken), 0, "", 0});
         AddBesideRead({"experts gather", shape + ", n 2048", Time([&] {

@@ -1,12 +1,13 @@
 // Steps of a layer of experts beside its products: which experts a row goes to, rows side by side for one expert's
 // product, and what the experts give, added up.
 //
-// RouteExperts, for each row of logits [m][experts] f32:
-//   ids[s]: the per_token largest logits, from the largest on; of equal ones the lower id comes first, and NaN counts as minus
-//   infinity.
-//   weights[s] = exp(logit[ids[s]]) / sum, the softmax. `sum`: of all experts, in the order of their ids; with `normalize` of
-//   the chosen ones, in their order. Logits of which one is NaN or plus infinity give weights that are all NaN, so that a row
-//   of a broken state stays one.
+// RouteExperts, for each row of logits [m][experts] f32, as an ExpertRouting says:
+//   Scores are the softmax of the row, or the sigmoid of each logit.
+//   ids[s]: the per_token largest logits, from the largest on; with a correction the largest sums of a score and its
+//   expert's correction, each rounded to float32. Of equal ones the lower id comes first, and NaN counts as minus infinity.
+//   weights[s] = scale * score[ids[s]], without the correction; normalized: of the chosen ones' sum, in their order (of
+//   sigmoids, which may all be 0, the sum and 1e-20). A softmax's sum is made in the order of ids. Logits of which one is NaN
+//   or plus infinity give weights that are all NaN, so that a row of a broken state stays one.
 //   Reads 4*m*experts*(2 + per_token) bytes, all but the first time from a cache; writes 8*m*per_token.
 // GatherExpertRows: out[i] = x[rows[i]], [count][n] f32. Reads and writes 4*count*n bytes.
 // AddExpertRows: y[i] += w[i][0]*x[places[i][0]] + w[i][1]*x[places[i][1]] + ..., where products and sums are each rounded and
@@ -25,6 +26,19 @@ namespace winnow::kernels {
 // A warp of a GPU routes a row, and a lane keeps the logits of its experts.
 inline constexpr int64_t kExpertsMax = 1024;
 
+// How logits become experts and weights (above).
+struct ExpertRouting {
+  enum class Scores : uint8_t { kSoftmax, kSigmoid };
+  Scores scores = Scores::kSoftmax;
+  bool normalized = false;
+  float scale = 1;
+  // [experts] in the backend's memory, which outlives the call: added to scores for the choice alone (DeepSeek-V3, section
+  // 2.1.2). Null: none.
+  const float* correction = nullptr;
+};
+// Added to a sum of sigmoids.
+inline constexpr float kLeastSigmoids = 1e-20f;
+
 constexpr double RouteExpertsBytes(int64_t m, int64_t experts, int64_t per_token) {
   return static_cast<double>(m) *
          (4.0 * static_cast<double>(experts) + 8.0 * static_cast<double>(per_token));
@@ -38,7 +52,8 @@ constexpr double AddExpertRowsBytes(int64_t m, int64_t n, int64_t per_token) {
 }
 
 // As ModelOps's, which says the shapes (model_ops.h).
-void RouteExpertsRef(const Tensor& logits, bool normalize, int32_t* ids, const Tensor& weights);
+void RouteExpertsRef(const Tensor& logits, const ExpertRouting& routing, int32_t* ids,
+                     const Tensor& weights);
 void GatherExpertRowsRef(const Tensor& x, std::span<const int32_t> rows, const Tensor& out);
 void AddExpertRowsRef(const Tensor& x, std::span<const int32_t> places, const Tensor& weights,
                       const Tensor& y);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/dtype.h"
+#include "kernels/experts.h"
 #include "kernels/quantized.h"
 #include "kernels/silu_mul.h"
 #include "kernels/tensor.h"
@@ -95,7 +96,7 @@ struct ExpertMatrices {
 struct RoutedExpertsArgs {
   const ExpertSet& experts;
   int32_t per_token = 0;
-  bool normalize = false;
+  ExpertRouting routing = {};
   std::optional<ClampedSwiglu> clamped = {};  // gates are those of ClampedSwigluMul; else SiluMul's
   Tensor logits;                              // [m][experts]
   Tensor normed;                              // [m][hidden]: what experts read
@@ -153,7 +154,7 @@ class ModelOps {
 
   // ids [m][per_token], in shared memory, and weights [m][per_token]: the experts that each row goes to, of logits [m][experts],
   // and how much of each. REQUIRES: 1 <= per_token <= experts <= kExpertsMax.
-  virtual void RouteExperts(const Tensor& logits, bool normalize, int32_t* ids,
+  virtual void RouteExperts(const Tensor& logits, const ExpertRouting& routing, int32_t* ids,
                             const Tensor& weights) = 0;
 
   // out[i] = x[rows[i]]. REQUIRES: 0 <= rows[i] < x.rows.

@@ -32,9 +32,12 @@ LLAMA, QWEN2, QWEN3 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 SMOLLM3, SEED_OSS, GRANITE, PHI3 = "SmolLM3ForCausalLM", "SeedOssForCausalLM", "GraniteForCausalLM", "Phi3ForCausalLM"
 MIXTRAL, QWEN3_MOE, GPT_OSS = "MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM"
 GLM, ERNIE, MINISTRAL3 = "GlmForCausalLM", "Ernie4_5ForCausalLM", "Ministral3ForCausalLM"
+QWEN2_MOE, MINIMAX_M2, GLM4_MOE, ERNIE_MOE = ("Qwen2MoeForCausalLM", "MiniMaxM2ForCausalLM", "Glm4MoeForCausalLM",
+                                              "Ernie4_5_MoeForCausalLM")
 GLM4, OLMO3, GEMMA3, EXAONE4 = "Glm4ForCausalLM", "Olmo3ForCausalLM", "Gemma3ForCausalLM", "Exaone4ForCausalLM"
 MODEL_TYPES = {SEED_OSS: "seed_oss", QWEN3_MOE: "qwen3_moe", ERNIE: "ernie4_5",
-               GEMMA3: "gemma3_text", GPT_OSS: "gpt_oss"}  # where it is not the family's name
+               GEMMA3: "gemma3_text", GPT_OSS: "gpt_oss", QWEN2_MOE: "qwen2_moe", MINIMAX_M2: "minimax_m2",
+               GLM4_MOE: "glm4_moe", ERNIE_MOE: "ernie4_5_moe"}  # where it is not the family's name
 # Family, layers (so that a shape has about 300 million weights at most), hidden and intermediate size, heads, KV heads, head
 # dimension, vocabulary (the family's where it is a small part of the weights).
 SHAPES = {
@@ -72,6 +75,10 @@ SHAPES = {
     "mixtral-8x7b": (MIXTRAL, 1, 4096, 3584, 32, 8, 128, 8192),  # a quarter as wide
     "qwen3-30b-a3b": (QWEN3_MOE, 2, 2048, 6144, 32, 4, 128, 16384),
     "gpt-oss-20b": (GPT_OSS, 2, 2880, 2880, 64, 8, 64, 8192),
+    "qwen1.5-moe-a2.7b": (QWEN2_MOE, 2, 2048, 5632, 16, 16, 128, 16384),
+    "minimax-m2": (MINIMAX_M2, 1, 3072, 1536, 48, 8, 128, 8192),
+    "glm-4.5-air": (GLM4_MOE, 2, 4096, 2736, 48, 4, 128, 8192),  # half of the heads; its dense layer is a quarter as wide
+    "ernie-4.5-21b-a3b": (ERNIE_MOE, 2, 2560, 3072, 20, 4, 128, 16384),  # its dense layer is a quarter as wide
 }
 # Keys of a shape beside those of its sizes. Granite's attention_multiplier is larger than the family's, so that attention has a
 # part in what random weights say.
@@ -101,6 +108,13 @@ MORE_KEYS = {
                     "rope_theta": 150000.0,
                     "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
                                      "truncate": False, "original_max_position_embeddings": 256}},
+    # Parts of the experts.
+    "qwen1.5-moe-a2.7b": {"num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+                          "shared_expert_intermediate_size": 5632},
+    "minimax-m2": {"num_local_experts": 16, "num_experts_per_tok": 8, "rotary_dim": 64},
+    "glm-4.5-air": {"n_routed_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "n_shared_experts": 1,
+                    "first_k_dense_replace": 1, "attention_bias": True, "routed_scaling_factor": 1.5},
+    "ernie-4.5-21b-a3b": {"moe_num_experts": 16, "moe_k": 6, "moe_intermediate_size": 1536, "moe_num_shared_experts": 2},
     "qwen3-30b-a3b": {"num_experts": 32, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True},
 }
 

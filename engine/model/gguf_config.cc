@@ -65,11 +65,18 @@ constexpr std::string_view kQueryScalingKeys[] = {"attention.temperature_scale",
 // Keys of families whose tokens may be an image's, which have three positions and enter several layers.
 constexpr std::string_view kImageKeys[] = {"rope.dimension_sections", "n_deepstack_layers"};
 
-// Those of families with experts.
+// Those of families with experts, of some with a shared one, and of some whose layers do not all have experts.
 constexpr std::string_view kExpertKeys[] = {
-    "expert_count",        "expert_used_count",    "expert_feed_forward_length",
-    "expert_weights_norm", "expert_weights_scale", "expert_gating_func",
+    "expert_count",        "expert_used_count",       "expert_feed_forward_length",
+    "expert_weights_norm", "expert_weights_scale",    "expert_gating_func",
+    "expert_group_count",  "expert_group_used_count",
 };
+constexpr std::string_view kSharedExpertKeys[] = {"expert_shared_count",
+                                                  "expert_shared_feed_forward_length"};
+constexpr std::string_view kDenseLayersKey = "leading_dense_block_count",
+                           kExpertStepKey = "interleave_moe_layer_step";
+
+constexpr std::string_view kPredictionLayersKey = "nextn_predict_layers";
 
 // Texts of the control tokens that end a turn, or all of a text, in the families that winnow runs.
 constexpr std::string_view kEndTokens[] = {
@@ -96,6 +103,12 @@ class ArchitectureKeys {
   GgufKeys& keys_;
   std::string prefix_;
 };
+
+// Whether the first layers of a family may be dense. Of those by steps files have no key.
+bool HasDenseLayers(const ExpertKeys& experts) {
+  return experts.dense == ExpertKeys::DenseLayers::kFirst ||
+         experts.dense == ExpertKeys::DenseLayers::kOutside;
+}
 
 const ModelFamily* FindFamilyInGguf(GgufKeys& keys) {
   const std::string type = keys.String("general.type", "model");
@@ -136,6 +149,11 @@ void ReadShape(const ArchitectureKeys& of, const ModelFamily& family, ModelConfi
   GgufKeys& keys = of.keys();
   config.hidden_size = keys.Int(of("embedding_length"), {}, 1, kHiddenMax);
   config.layers.assign(keys.Int(of("block_count"), {}, 1, kLayersMax), family.layer);
+  if (family.has_prediction_layers) {
+    // They are counted with the others.
+    config.prediction_layers = keys.Int(of(kPredictionLayersKey), 0, 0, config.num_layers() - 1);
+    config.layers.resize(config.layers.size() - config.prediction_layers);
+  }
   config.intermediate_size = keys.IntOfLayers(of("feed_forward_length"), {}, 1, kIntermediateMax);
   config.num_heads = keys.IntOfLayers(of("attention.head_count"), {}, 1, kHeadsMax);
   config.num_kv_heads =
@@ -177,6 +195,38 @@ void ReadShape(const ArchitectureKeys& of, const ModelFamily& family, ModelConfi
   }
 }
 
+// What scores are, which a family's files all have alike.
+void ReadGating(const ArchitectureKeys& of, const ExpertKeys& family, ExpertsConfig& experts) {
+  constexpr std::string_view kKey = "expert_gating_func";
+  experts.scores = family.scores;
+  const int64_t gating = of.keys().Int(of(kKey), 0, 0, INT32_MAX);
+  if (gating == 0) return;
+  if (family.scores == ExpertKeys::Scores::kSigmoid) {
+    if (gating == 2) return;
+    of.keys().Fail(kUnimplemented, of(kKey),
+                   Concat(gating, " is not supported; it must be 2, the sigmoid"));
+    return;
+  }
+  if (gating == 3) experts.normalized = true;
+  if (gating != 1 && gating != 3) {
+    of.keys().Fail(kUnimplemented, of(kKey),
+                   Concat(gating,
+                          " is not supported; it must be 1, the softmax of all, or 3, the "
+                          "softmax of those chosen"));
+  }
+}
+
+// Layers that have one MLP in place of experts: the first ones, and all but each last one of a step.
+void ReadDenseLayers(const ArchitectureKeys& of, const ModelFamily& family, ModelConfig& config) {
+  if (!HasDenseLayers(*family.experts)) return;
+  const int64_t first = of.keys().Int(of(kDenseLayersKey), 0, 0, INT32_MAX);
+  const int64_t step = of.keys().Int(of(kExpertStepKey), 1, 1, INT32_MAX);
+  for (int64_t i = 0; i < config.num_layers(); ++i) {
+    if (i < first || (i + 1) % step != 0) config.layers[i].mlp = LayerSpec::Mlp::kGatedSilu;
+  }
+  if (config.NumLayersOf(LayerSpec::Mlp::kExperts) == 0) config.experts = {};
+}
+
 void ReadExperts(const ArchitectureKeys& of, const ModelFamily& family, ModelConfig& config) {
   if (family.experts == nullptr) return;
   GgufKeys& keys = of.keys();
@@ -197,22 +247,36 @@ void ReadExperts(const ArchitectureKeys& of, const ModelFamily& family, ModelCon
       keys.OptionalBool(of("expert_weights_norm")).value_or(family.experts->normalizes_in_gguf);
   if (family.experts->clamps) experts.clamped.emplace();  // files have no keys for it
   const double scale = keys.Number(of("expert_weights_scale"), 1.0, -1e9, 1e9);
-  if (scale != 0 && scale != 1) {
+  if (family.experts->scales && scale >= kMultiplierMin && scale <= kMultiplierMax) {
+    experts.scale = scale;
+  } else if (scale != 0 && scale != 1) {
     keys.Fail(kUnimplemented, of("expert_weights_scale"),
               Concat(scale, " is not supported; it must be 1"));
   }
-  const int64_t gating = keys.Int(of("expert_gating_func"), 1, 0, INT32_MAX);
-  if (gating == 3) experts.normalized = true;
-  if (gating != 0 && gating != 1 && gating != 3) {
-    keys.Fail(kUnimplemented, of("expert_gating_func"),
-              Concat(gating,
-                     " is not supported; it must be 1, the softmax of all, or 3, the "
-                     "softmax of those chosen"));
+  ReadGating(of, *family.experts, experts);
+  const int64_t groups = keys.Int(of("expert_group_count"), 0, 0, kExpertsMax);
+  const int64_t chosen = keys.Int(of("expert_group_used_count"), groups, 0, kExpertsMax);
+  if (groups > 1 && chosen < groups) {
+    keys.Fail(kUnimplemented, of("expert_group_used_count"),
+              Concat(chosen, " of ", groups, " groups of experts is not supported"));
   }
+  if (family.experts->HasShared()) {
+    int64_t size = keys.Int(of("expert_shared_feed_forward_length"), 0, 0, kIntermediateMax);
+    const int64_t count = keys.Int(of("expert_shared_count"), 0, 0, kExpertsMax);
+    if (size == 0) size = std::min<int64_t>(count * experts.intermediate_size, kIntermediateMax);
+    experts.shared_intermediate_size = static_cast<int32_t>(size);
+    experts.shared_is_gated = size > 0 && family.experts->gates_shared;
+  }
+  ReadDenseLayers(of, family, config);
 }
 
 bool Contains(std::span<const std::string_view> keys, std::string_view key) {
   return std::find(keys.begin(), keys.end(), key) != keys.end();
+}
+
+bool IsExpertKey(const ExpertKeys& experts, std::string_view key) {
+  return Contains(kExpertKeys, key) || (experts.HasShared() && Contains(kSharedExpertKeys, key)) ||
+         (HasDenseLayers(experts) && (key == kDenseLayersKey || key == kExpertStepKey));
 }
 
 // Whether a key's value says that what it is about is not there.
@@ -229,7 +293,8 @@ void RefuseWhatIsLacking(const ArchitectureKeys& of, const ModelFamily& family,
     if (Contains(kKnownKeys, key) || (family.has_multipliers && Contains(kMultiplierKeys, key)) ||
         (family.scales_queries && Contains(kQueryScalingKeys, key)) ||
         (family.has_image_positions && Contains(kImageKeys, key)) ||
-        (family.experts != nullptr && Contains(kExpertKeys, key)) ||
+        (family.has_prediction_layers && key == kPredictionLayersKey) ||
+        (family.experts != nullptr && IsExpertKey(*family.experts, key)) ||
         (!family.gguf_sliding_theta_key.empty() && key == family.gguf_sliding_theta_key)) {
       continue;
     }
@@ -498,6 +563,17 @@ absl::Status ReadTensors(const ArchitectureKeys& of, const ModelFamily& family,
         qkv_bias || (layer.qkv_bias && family.attention_bias != ModelFamily::Key::kHonoured);
     layer.o_bias |= o_bias;
     layer.mlp_bias |= mlp_bias;
+    if (family.has_qk_norm_key) {
+      layer.qk_norm =
+          contents.FindTensor(Concat("blk.0.", names.q_norm.gguf, ".weight")) != nullptr;
+    }
+  }
+  for (int32_t i = 0; family.experts != nullptr && family.experts->corrects; ++i) {
+    if (i == config.num_layers()) break;
+    if (config.layers[i].mlp != LayerSpec::Mlp::kExperts) continue;
+    const std::string correction = Concat("blk.", i, ".", names.correction.gguf, ".bias");
+    config.experts.corrected = contents.FindTensor(correction) != nullptr;
+    break;
   }
 
   std::optional<uint32_t> type;
@@ -505,7 +581,8 @@ absl::Status ReadTensors(const ArchitectureKeys& of, const ModelFamily& family,
   for (const GgufTensor& tensor : contents.tensors()) {
     // Norms and biases, which are widened anyway, and routers, whose products are exact.
     if (tensor.num_dims < 2 || tensor.name.ends_with(".bias")) continue;
-    if (family.experts != nullptr && tensor.name.ends_with(Concat(names.router.gguf, ".weight"))) {
+    if (family.experts != nullptr && (tensor.name.ends_with(Concat(names.router.gguf, ".weight")) ||
+                                      tensor.name.ends_with("ffn_gate_inp_shexp.weight"))) {
       continue;
     }
     mixed |= type && *type != tensor.type;

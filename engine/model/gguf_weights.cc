@@ -29,8 +29,12 @@ std::string SupportedTypes() {
 
 absl::StatusOr<WeightMatrix> CheckTensor(const GgufFile& file, const GgufTensor& tensor,
                                          const TensorSpec& spec, const ModelConfig& config) {
-  const std::vector<int64_t> expected = spec.GgufDims();
-  const std::vector<int64_t> shape(tensor.dims.begin(), tensor.dims.begin() + tensor.num_dims);
+  std::vector<int64_t> expected = spec.GgufDims();
+  std::vector<int64_t> shape(tensor.dims.begin(), tensor.dims.begin() + tensor.num_dims);
+  // Last dimensions of 1 say nothing, and writers differ in them.
+  for (std::vector<int64_t>* dims : {&expected, &shape}) {
+    while (dims->size() > 1 && dims->back() == 1) dims->pop_back();
+  }
   if (shape != expected) {
     return absl::InvalidArgumentError(
         Concat(Place(file, tensor), "dimensions [", absl::StrJoin(shape, ", "), "], expected [",
@@ -48,8 +52,8 @@ absl::StatusOr<WeightMatrix> CheckTensor(const GgufFile& file, const GgufTensor&
                       .cols = spec.cols,
                       .first_row = spec.first_row + spec.expert * spec.rows};
   const bool interleaved = FamilyOf(config.family).gguf_interleaves;
-  if (interleaved && spec.rotary_heads > 0 && spec.rows == 0 && !kernels::PlainType(*type)) {
-    return absl::UnimplementedError(Concat(Place(file, tensor), "a bias of type ",
+  if (spec.rotary_heads > 0 && spec.rows == 0 && !kernels::PlainType(*type)) {
+    return absl::UnimplementedError(Concat(Place(file, tensor), "a vector of type ",
                                            GgufTensorTypeName(tensor.type), " is not supported"));
   }
   SetHeadOrder(config, spec, interleaved, &matrix);
@@ -91,7 +95,7 @@ absl::StatusOr<Weights> LoadGgufWeights(const std::string& path, const ModelConf
     known.insert(tensor->name);
   }
   for (const GgufTensor& tensor : file.contents().tensors()) {
-    if (known.contains(tensor.name)) continue;
+    if (known.contains(tensor.name) || IsOfPrediction(tensor.name, "blk.", config)) continue;
     return absl::InvalidArgumentError(Concat(Place(file, tensor), "no part of a ",
                                              config.architecture, " with ", config.num_layers(),
                                              " layers and the biases of its first"));

@@ -174,16 +174,19 @@ void ReadBiases(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) 
   using Key = ModelFamily::Key;
   using OutBias = ModelFamily::OutBias;
   const bool all = !family.all_biases.empty() && keys.Bool(family.all_biases, false);
-  const bool qkv_bias = keys.Bool("attention_bias", family.layer.qkv_bias);
+  const bool qkv_bias = keys.Bool(family.attention_bias_key, family.layer.qkv_bias);
   bool o_bias = family.out_bias == OutBias::kAttentionBias && qkv_bias;
   if (family.out_bias == OutBias::kOwnKey) o_bias = keys.Bool("attention_out_bias", false);
   const bool mlp_bias = keys.Bool("mlp_bias", false);
   if (qkv_bias && family.attention_bias == Key::kRefused) {
-    keys.Fail(kUnimplemented, "attention_bias", Concat(family.name, " models have none"));
+    keys.Fail(kUnimplemented, family.attention_bias_key, Concat(family.name, " models have none"));
   }
   if (mlp_bias && family.mlp_bias == Key::kRefused) {
     keys.Fail(kUnimplemented, "mlp_bias",
               Concat("only ", FamiliesWithMlpBias(), " models have biases in the MLP"));
+  }
+  if (all && family.experts != nullptr) {
+    keys.Fail(kUnimplemented, family.all_biases, "true is not supported: experts have no biases");
   }
   for (LayerSpec& layer : config.layers) {
     if (family.attention_bias == Key::kHonoured) {
@@ -241,11 +244,13 @@ void ReadWindows(JsonKeys& keys, const ModelFamily& family, ModelConfig& config)
   } else if (!of.but_key.empty()) {
     but = keys.Int(of.but_key, of.but, 1, kLayersMax);
   }
-  const int64_t first =
-      of.layers == Layers::kUpper ? keys.Int("max_window_layers", 28, 0, INT32_MAX) : 0;
-  const int64_t window = keys.IsNull(kKey)            ? 0
-                         : keys.Find(kKey) == nullptr ? of.absent
-                                                      : keys.Int(kKey, {}, 1, INT32_MAX);
+  const int64_t first = of.layers == Layers::kUpper
+                            ? keys.Int("max_window_layers", of.upper_absent, 0, INT32_MAX)
+                            : 0;
+  const int64_t window = keys.IsNull(kKey) ? 0
+                         : keys.Find(kKey) == nullptr
+                             ? of.absent
+                             : keys.Int(kKey, {}, of.has_switch ? 0 : 1, INT32_MAX);
   if (!keys.status().ok()) return;
   if (any_slides && (!on || window == 0)) {
     keys.Fail(kInvalid, "layer_types",
@@ -286,6 +291,8 @@ void RefuseWhatIsLacking(JsonKeys& keys, const ModelFamily& family) {
               Concat(ShortDump(activation), " is not supported; ", family.name, " models have \"",
                      family.activation, "\""));
   }
+  keys.Ints("attn_type_list", 1, 1,
+            kLayersMax);  // 1: MiniMax's name for attention, as against what is linear
   if (keys.Find("dual_chunk_attention_config") != nullptr) {
     keys.Fail(kUnimplemented, "dual_chunk_attention_config",
               "dual chunk attention is not supported; remove the key to attend exactly");
@@ -311,8 +318,67 @@ void ReadLayersWithoutRope(JsonKeys& keys, const ModelFamily& family, ModelConfi
   }
 }
 
-// The number of experts, by either of its names.
-int32_t ReadExpertCount(JsonKeys& keys, int32_t absent) {
+// Whether heads of Q and K are normed, where a file says it.
+void ReadQkNorm(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
+  constexpr std::string_view kKey = "use_qk_norm", kTypeKey = "qk_norm_type";
+  if (family.has_qk_norm_key) {
+    const bool norms = keys.Bool(kKey, false);
+    for (LayerSpec& layer : config.layers) layer.qk_norm = norms;
+  } else if (family.layer.qk_norm && !keys.Bool(kKey, true)) {
+    keys.Fail(kUnimplemented, kKey, Concat("false is not supported in ", family.name, " models"));
+  }
+  if (!family.layer.qk_norm_whole) return;
+  // As MiniMax's files call it.
+  if (const std::string type = keys.String(kTypeKey, "per_layer"); type != "per_layer") {
+    keys.Fail(kUnimplemented, kTypeKey,
+              Concat(ShortDump(type), " is not supported; winnow has \"per_layer\""));
+  }
+}
+
+// Layers that have one MLP in place of experts.
+void ReadDenseLayers(JsonKeys& keys, const ExpertKeys& of, ModelConfig& config) {
+  using DenseLayers = ExpertKeys::DenseLayers;
+  int64_t first = 0, last = INT32_MAX, step = 1;
+  std::vector<int64_t> dense;
+  switch (of.dense) {
+    case DenseLayers::kNone:
+      return;
+    case DenseLayers::kBySteps:
+      step = keys.Int("decoder_sparse_step", 1, 1, INT32_MAX);
+      dense = keys.Ints("mlp_only_layers", 0, INT32_MAX, kLayersMax);
+      break;
+    case DenseLayers::kFirst:
+      first = keys.Int("first_k_dense_replace", of.first_dense_absent, 0, INT32_MAX);
+      break;
+    case DenseLayers::kOutside:
+      first = keys.Int("moe_layer_start_index", of.first_dense_absent, 0, INT32_MAX);
+      last = keys.Int("moe_layer_end_index", -1, -1, INT32_MAX);
+      if (last == -1) last = INT32_MAX;
+      step = keys.Int("moe_layer_interval", 1, 1, INT32_MAX);
+      break;
+  }
+  if (!keys.status().ok()) return;
+  for (int64_t i = 0; i < config.num_layers(); ++i) {
+    if (i >= first && i <= last && (i + 1) % step == 0 &&
+        std::find(dense.begin(), dense.end(), i) == dense.end()) {
+      continue;
+    }
+    config.layers[i].mlp = LayerSpec::Mlp::kGatedSilu;
+  }
+  if (config.NumLayersOf(LayerSpec::Mlp::kExperts) == 0) config.experts = {};
+}
+
+// A number that must be there where `absent` is 0.
+std::optional<int64_t> OrNone(int32_t absent) {
+  return absent != 0 ? std::optional<int64_t>(absent) : std::nullopt;
+}
+
+// The number of experts, by a family's name or either of the usual ones.
+int32_t ReadExpertCount(JsonKeys& keys, const ExpertKeys& of) {
+  const std::optional<int64_t> absent = OrNone(of.count_absent);
+  if (!of.count_key.empty()) {
+    return static_cast<int32_t>(keys.Int(of.count_key, absent, 1, kExpertsMax));
+  }
   const bool both =
       keys.Find("num_experts") != nullptr && keys.Find("num_local_experts") != nullptr;
   const char* const key =
@@ -324,18 +390,70 @@ int32_t ReadExpertCount(JsonKeys& keys, int32_t absent) {
   return static_cast<int32_t>(count);
 }
 
-// Experts, and which layers have one MLP instead: those that mlp_only_layers names, and all but each last one of
-// decoder_sparse_step.
+// How logits become experts and weights.
+void ReadRouting(JsonKeys& keys, const ExpertKeys& of, ExpertsConfig& experts) {
+  const bool sigmoid = of.scores == ExpertKeys::Scores::kSigmoid;
+  experts.scores = of.scores;
+  experts.corrected = of.corrects;
+  experts.normalized = keys.Bool("norm_topk_prob", of.normalizes_absent) || of.normalizes;
+  // dots.llm1's files call DeepSeek's method so.
+  constexpr std::string_view kScoresKey = "scoring_func", kMethod = "noaux_tc";
+  const std::string_view name = sigmoid ? "sigmoid" : "softmax";
+  if (const std::string scores = keys.String(kScoresKey, name);
+      scores != name && !(sigmoid && scores == kMethod)) {
+    keys.Fail(kUnimplemented, kScoresKey,
+              Concat(ShortDump(scores), " is not supported; it must be \"", name, "\""));
+  }
+  if (of.corrects && !keys.Bool("use_routing_bias", true)) {
+    keys.Fail(kUnimplemented, "use_routing_bias", "false is not supported");
+  }
+  if (of.dense == ExpertKeys::DenseLayers::kOutside) {
+    keys.Number("moe_norm_min", 1e-12, 0, 1e-6);  // a sum of scores that says nothing
+  }
+  if (!of.scales) return;
+  experts.scale = keys.Number("routed_scaling_factor", 1.0, kMultiplierMin, kMultiplierMax);
+  const int64_t groups = keys.Int("n_group", 1, 1, kExpertsMax);
+  const int64_t chosen = keys.Int("topk_group", groups, 1, kExpertsMax);
+  if (keys.status().ok() && chosen < groups) {
+    keys.Fail(kUnimplemented, "topk_group",
+              Concat(chosen, " of ", groups, " groups of experts is not supported"));
+  }
+  constexpr std::string_view kMethodKey = "topk_method";
+  if (const std::string method = keys.String(kMethodKey, kMethod); method != kMethod) {
+    keys.Fail(kUnimplemented, kMethodKey,
+              Concat(ShortDump(method), " is not supported; it must be \"", kMethod, "\""));
+  }
+}
+
+void ReadSharedExpert(JsonKeys& keys, const ExpertKeys& of, ExpertsConfig& experts) {
+  int64_t size = 0;
+  if (!of.shared_size_key.empty()) {
+    size = keys.Int(of.shared_size_key, of.shared_absent, 0, kIntermediateMax);
+  } else if (!of.shared_count_key.empty()) {
+    size = experts.intermediate_size *
+           (keys.IsNull(of.shared_count_key)
+                ? 0
+                : keys.Int(of.shared_count_key, of.shared_absent, 0, kExpertsMax));
+    if (keys.status().ok() && size > kIntermediateMax) {
+      keys.Fail(kInvalid, of.shared_count_key,
+                Concat("together of ", size, ", more than ", kIntermediateMax));
+    }
+  }
+  experts.shared_intermediate_size = static_cast<int32_t>(size);
+  experts.shared_is_gated = size > 0 && of.gates_shared;
+}
+
 void ReadExperts(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
   if (family.experts == nullptr) return;
   const ExpertKeys& of = *family.experts;
   ExpertsConfig& experts = config.experts;
-  experts.count = ReadExpertCount(keys, of.count_absent);
-  experts.per_token = keys.Int("num_experts_per_tok", of.per_token_absent, 1, kExpertsMax);
+  experts.count = ReadExpertCount(keys, of);
+  experts.per_token = keys.Int(of.per_token_key, OrNone(of.per_token_absent), 1, kExpertsMax);
   experts.intermediate_size =
       of.has_own_size ? keys.Int("moe_intermediate_size", of.size_absent, 1, kIntermediateMax)
                       : config.intermediate_size;
-  experts.normalized = keys.Bool("norm_topk_prob", false) || of.normalizes;
+  ReadRouting(keys, of, experts);
+  ReadSharedExpert(keys, of, experts);
   if (of.clamps) {
     kernels::ClampedSwiglu& clamped = experts.clamped.emplace();
     const auto read = [&](std::string_view key, float absent) {
@@ -350,18 +468,10 @@ void ReadExperts(JsonKeys& keys, const ModelFamily& family, ModelConfig& config)
     }
   }
   if (keys.status().ok() && experts.per_token > experts.count) {
-    keys.Fail(kInvalid, "num_experts_per_tok",
+    keys.Fail(kInvalid, of.per_token_key,
               Concat(experts.per_token, " of ", experts.count, " experts"));
   }
-  if (!of.has_dense_layers) return;
-  const int64_t step = keys.Int("decoder_sparse_step", 1, 1, INT32_MAX);
-  const std::vector<int64_t> dense = keys.Ints("mlp_only_layers", 0, INT32_MAX, kLayersMax);
-  if (!keys.status().ok()) return;
-  for (int64_t i = 0; i < config.num_layers(); ++i) {
-    if ((i + 1) % step == 0 && std::find(dense.begin(), dense.end(), i) == dense.end()) continue;
-    config.layers[i].mlp = LayerSpec::Mlp::kGatedSilu;
-  }
-  if (config.NumLayersOf(LayerSpec::Mlp::kExperts) == 0) experts = {};
+  ReadDenseLayers(keys, of, config);
 }
 
 void ReadMultipliers(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
@@ -557,7 +667,14 @@ void ReadRope(JsonKeys& keys, const Json& json, const ModelFamily& family, std::
     config.ropes[1].theta = keys.Number(family.sliding_theta_key, family.sliding_theta_absent,
                                         kRopeThetaMin, kRopeThetaMax);
   }
-  const double rotary_share = ReadPartialRotary(keys, family, family.rotary_share_absent, config);
+  // MiniMax's files count values of a head.
+  constexpr std::string_view kRotaryDim = "rotary_dim";
+  double share_absent = family.rotary_share_absent;
+  if (family.rotates_in_part && keys.Find(kRotaryDim) != nullptr) {
+    share_absent =
+        static_cast<double>(keys.Int(kRotaryDim, {}, 2, config.head_dim)) / config.head_dim;
+  }
+  const double rotary_share = ReadPartialRotary(keys, family, share_absent, config);
   // transformers 5 moved the length to the top for some models and prefers it there.
   const double original_positions =
       keys.OptionalNumber("original_max_position_embeddings", 1.0, kPositionsMax)
@@ -611,7 +728,7 @@ std::string FirstGgufFile(const std::string& directory) {
 // Keys of these families' files that do not change what a forward pass computes: of training, of
 // generation, of the classes that transformers loads, and what its older versions wrote of every
 // model. pretraining_tp only cuts products into parts.
-constexpr std::array<std::string_view, 85> kHarmlessKeys = {
+constexpr std::array<std::string_view, 94> kHarmlessKeys = {
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_commit_hash",
@@ -651,11 +768,18 @@ constexpr std::array<std::string_view, 85> kHarmlessKeys = {
     "max_length",
     "max_window_layers",
     "min_length",
+    "mlp_intermediate_size",
     "model_max_length",
+    "moe_capacity",
+    "moe_gate",
+    "moe_use_aux_free",
+    "mtp_transformer_layers",
     "neftune_noise_alpha",
     "no_repeat_ngram_size",
     "num_beam_groups",
     "num_beams",
+    "num_mtp_modules",
+    "num_nextn_predict_layers",
     "num_return_sequences",
     "output_attentions",
     "output_hidden_states",
@@ -676,6 +800,7 @@ constexpr std::array<std::string_view, 85> kHarmlessKeys = {
     "router_jitter_noise",
     "sep_token_id",
     "seq_length",
+    "shared_moe_mode",
     "sliding_window",  // ReadWindows asks where it counts
     "suppress_tokens",
     "task_specific_params",
@@ -696,6 +821,7 @@ constexpr std::array<std::string_view, 85> kHarmlessKeys = {
     "use_cache",
     "use_flash_attention_2",
     "use_flash_attn",
+    "use_mtp",
     "use_sliding_window",
 };
 
@@ -705,7 +831,7 @@ struct ChangingKey {
   std::string_view key;
   std::optional<double> neutral;
 };
-constexpr std::array<ChangingKey, 41> kChangingKeys = {{
+constexpr std::array<ChangingKey, 46> kChangingKeys = {{
     {"alibi", {}},
     {"attention_chunk_size", {}},
     {"attention_multiplier", {}},
@@ -720,11 +846,15 @@ constexpr std::array<ChangingKey, 41> kChangingKeys = {{
     {"full_attn_mod", 1.0},
     {"interpolate_factor", 1.0},
     {"kv_lora_rank", {}},
+    {"layernorm_full_attention_beta", 1.0},
+    {"layernorm_linear_attention_beta", 1.0},
+    {"layernorm_mlp_beta", 1.0},
     {"lm_head_bias", {}},
     {"logit_scale", 1.0},
     {"logits_scaling", 1.0},
     {"moe_intermediate_size", {}},
     {"n_routed_experts", 0.0},
+    {"n_shared_experts", 0.0},
     {"no_rope_layer_interval", {}},
     {"no_rope_layers", {}},
     {"num_experts", 0.0},
@@ -739,6 +869,7 @@ constexpr std::array<ChangingKey, 41> kChangingKeys = {{
     {"rotary_pct", 1.0},
     {"scale_depth", {}},
     {"scale_emb", 1.0},
+    {"shared_intermediate_size", 0.0},
     {"sliding_window_pattern", {}},
     {"swiglu_alpha", {}},
     {"swiglu_limit", {}},
@@ -815,7 +946,11 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
   RefuseWhatIsLacking(keys, *family);
   ReadLayersWithoutRope(keys, *family, config);
   ReadWindows(keys, *family, config);
+  ReadQkNorm(keys, *family, config);
   ReadExperts(keys, *family, config);
+  if (family->has_prediction_layers) {
+    config.prediction_layers = keys.Int("num_nextn_predict_layers", 0, 0, kLayersMax);
+  }
   ReadMultipliers(keys, *family, config);
   ReadGemmasFactors(keys, *family, config);
   ReadRope(keys, json, *family, config_name, config);

@@ -34,6 +34,7 @@
 #include "engine/model/rope.h"
 #include "engine/model/weight_scheme.h"
 #include "kernels/dtype.h"
+#include "kernels/experts.h"
 #include "kernels/silu_mul.h"
 
 namespace winnow::engine {
@@ -46,14 +47,23 @@ struct RopeSet {
 };
 
 // Facts of layers with LayerSpec::Mlp::kExperts, which are alike in this. A token goes to the `per_token` experts with the largest of
-// the router's logits, and what they give is weighed by the softmax of all logits.
+// the router's logits, or of what a correction makes of their scores; what they give is weighed by the scores (ExpertRouting).
 struct ExpertsConfig {
   int32_t count = 0;
   int32_t per_token = 0;          // 1 to count
   int32_t intermediate_size = 0;  // of one
-  bool normalized = false;        // weights are divided by the sum of the chosen ones
+  kernels::ExpertRouting::Scores scores = kernels::ExpertRouting::Scores::kSoftmax;
+  bool normalized = false;  // weights are divided by the sum of the chosen ones
+  bool corrected = false;   // a layer has a correction for each expert
+  double scale = 1;         // of weights
+  // Of one more expert, to which all tokens go, with a weight of 1 or, gated, the sigmoid of a logit of its own. 0: there is none.
+  int32_t shared_intermediate_size = 0;
+  bool shared_is_gated = false;
   std::optional<kernels::ClampedSwiglu> clamped = {};  // the gate of their MLPs; absent: silu
 
+  int32_t WidestIntermediate() const {
+    return std::max(intermediate_size, shared_intermediate_size);
+  }
   bool operator==(const ExpertsConfig&) const = default;
 };
 
@@ -76,11 +86,16 @@ struct ModelConfig {
     kGemma3,
     kExaone4,
     kErnie,
+    kErnieMoe,
     kMixtral,
+    kMiniMaxM2,
+    kQwen2Moe,
     kQwen3Moe,
     kQwen3VlMoe,
     kOlmoe,
     kGraniteMoe,
+    kGlm4Moe,
+    kDots1,
     kGptOss,
   };
   Family family = Family::kLlama;
@@ -97,6 +112,8 @@ struct ModelConfig {
   std::vector<RopeSet> ropes = std::vector<RopeSet>(1);
   std::vector<LayerSpec> layers;
   ExpertsConfig experts;  // zeros where no layer has any
+  // Layers behind the last one that files may have, which predict further tokens. They are passed over.
+  int32_t prediction_layers = 0;
   // Granite's factors. The embedding is multiplied, and so is what attention and MLP add to the residual stream; logits are
   // divided.
   double embedding_multiplier = 1, residual_multiplier = 1, logits_scaling = 1;

@@ -85,6 +85,43 @@ constexpr LayerTensorNames kQwen3MoeTensors = [] {
   return names;
 }();
 
+constexpr LayerTensorNames kMiniMaxM2Tensors = [] {
+  LayerTensorNames names = kMixtralTensors;
+  names.correction = {"block_sparse_moe.e_score_correction_bias", "exp_probs_b"};
+  return names;
+}();
+
+constexpr LayerTensorNames kQwen2MoeTensors = [] {
+  LayerTensorNames names = kQwen3MoeTensors;
+  names.shared_gate = {"mlp.shared_expert.gate_proj", "ffn_gate_shexp"};
+  names.shared_up = {"mlp.shared_expert.up_proj", "ffn_up_shexp"};
+  names.shared_down = {"mlp.shared_expert.down_proj", "ffn_down_shexp"};
+  names.shared_gating = {"mlp.shared_expert_gate", "ffn_gate_inp_shexp"};
+  return names;
+}();
+
+constexpr LayerTensorNames kDots1Tensors = [] {
+  LayerTensorNames names = kQwen3MoeTensors;
+  names.correction = {"mlp.gate.e_score_correction_bias", "exp_probs_b"};
+  names.shared_gate = {"mlp.shared_experts.gate_proj", "ffn_gate_shexp"};
+  names.shared_up = {"mlp.shared_experts.up_proj", "ffn_up_shexp"};
+  names.shared_down = {"mlp.shared_experts.down_proj", "ffn_down_shexp"};
+  return names;
+}();
+
+constexpr LayerTensorNames kGlm4MoeTensors = [] {
+  LayerTensorNames names = kDots1Tensors;
+  names.mlp_norm.gguf = "post_attention_norm";
+  return names;
+}();
+
+constexpr LayerTensorNames kErnieMoeTensors = [] {
+  LayerTensorNames names = kDots1Tensors;
+  names.correction.safetensors = "mlp.moe_statics.e_score_correction_bias";
+  names.correction_dims = 2;
+  return names;
+}();
+
 constexpr LayerTensorNames kGraniteMoeTensors = [] {
   LayerTensorNames names = kLlamaTensors;
   names.router = {"block_sparse_moe.router.layer", "ffn_gate_inp"};
@@ -122,13 +159,62 @@ constexpr ExpertKeys kQwen3MoeExperts = {.has_own_size = true,
                                          .size_absent = 768,
                                          .count_absent = 128,
                                          .per_token_absent = 8,
-                                         .has_dense_layers = true};
+                                         .dense = ExpertKeys::DenseLayers::kBySteps};
 constexpr ExpertKeys kQwen3VlMoeExperts = {.has_own_size = true,
                                            .size_absent = 1408,
                                            .count_absent = 60,
                                            .per_token_absent = 4,
                                            .normalizes = true,
-                                           .has_dense_layers = true};
+                                           .dense = ExpertKeys::DenseLayers::kBySteps};
+constexpr ExpertKeys kQwen2MoeExperts = {.has_own_size = true,
+                                         .size_absent = 1408,
+                                         .count_absent = 60,
+                                         .per_token_absent = 4,
+                                         .normalizes_in_gguf = false,
+                                         .dense = ExpertKeys::DenseLayers::kBySteps,
+                                         .shared_size_key = "shared_expert_intermediate_size",
+                                         .shared_absent = 5632,
+                                         .gates_shared = true};
+constexpr ExpertKeys kMiniMaxM2Experts = {.count_absent = 256,
+                                          .per_token_absent = 8,
+                                          .normalizes = true,
+                                          .scores = ExpertKeys::Scores::kSigmoid,
+                                          .corrects = true};
+constexpr ExpertKeys kGlm4MoeExperts = {.has_own_size = true,
+                                        .size_absent = 1408,
+                                        .count_key = "n_routed_experts",
+                                        .count_absent = 128,
+                                        .per_token_absent = 8,
+                                        .normalizes_absent = true,
+                                        .normalizes_in_gguf = false,
+                                        .scores = ExpertKeys::Scores::kSigmoid,
+                                        .corrects = true,
+                                        .scales = true,
+                                        .dense = ExpertKeys::DenseLayers::kFirst,
+                                        .first_dense_absent = 1,
+                                        .shared_count_key = "n_shared_experts",
+                                        .shared_absent = 1};
+constexpr ExpertKeys kDots1Experts = {.has_own_size = true,
+                                      .size_absent = 1408,
+                                      .count_key = "n_routed_experts",
+                                      .normalizes_in_gguf = false,
+                                      .scores = ExpertKeys::Scores::kSigmoid,
+                                      .corrects = true,
+                                      .scales = true,
+                                      .dense = ExpertKeys::DenseLayers::kFirst,
+                                      .shared_count_key = "n_shared_experts"};
+constexpr ExpertKeys kErnieMoeExperts = {.has_own_size = true,
+                                         .size_absent = 1536,
+                                         .count_key = "moe_num_experts",
+                                         .count_absent = 64,
+                                         .per_token_key = "moe_k",
+                                         .per_token_absent = 6,
+                                         .normalizes = true,
+                                         .corrects = true,
+                                         .dense = ExpertKeys::DenseLayers::kOutside,
+                                         .first_dense_absent = 1,
+                                         .shared_count_key = "moe_num_shared_experts",
+                                         .shared_absent = 2};
 
 constexpr ExpertKeys kOlmoeExperts = {
     .count_absent = 64, .per_token_absent = 8, .normalizes_in_gguf = false};
@@ -145,7 +231,7 @@ constexpr std::string_view kMinistral3Rope =
     R"({"rope_type": "yarn", "rope_theta": 1000000, "factor": 16, "original_max_position_embeddings": 16384,
         "mscale": 1, "mscale_all_dim": 1, "llama_4_scaling_beta": 0.1})";
 
-constexpr std::array<ModelFamily, 23> kFamilies = {{
+constexpr std::array<ModelFamily, 28> kFamilies = {{
     {.family = ModelConfig::Family::kLlama,
      .name = "Llama",
      .architecture = "LlamaForCausalLM",
@@ -365,6 +451,27 @@ constexpr std::array<ModelFamily, 23> kFamilies = {{
      .mlp_bias = Key::kIgnored,
      .all_biases = "use_bias",
      .tensors = &kLlamaTensors},
+    {.family = ModelConfig::Family::kErnieMoe,
+     .name = "ERNIE 4.5 MoE",
+     .architecture = "Ernie4_5_MoeForCausalLM",
+     .model_type = "ernie4_5_moe",
+     .gguf_name = "ernie4_5-moe",
+     .interleaves = true,
+     .gguf_interleaves = true,
+     .vocab_absent = 103424,
+     .heads_absent = 20,
+     .positions_absent = 131072,
+     .kv_heads_absent = 4,
+     .rms_norm_eps_absent = 1e-5,
+     .rope_theta_absent = 500000.0,
+     .tied_absent = true,
+     .attention_bias = Key::kIgnored,
+     .mlp_bias = Key::kIgnored,
+     .all_biases = "use_bias",
+     .has_prediction_layers = true,
+     .experts = &kErnieMoeExperts,
+     .layer = {.mlp = LayerSpec::Mlp::kExperts},
+     .tensors = &kErnieMoeTensors},
     {.family = ModelConfig::Family::kMixtral,
      .name = "Mixtral",
      .architecture = "MixtralForCausalLM",
@@ -379,6 +486,37 @@ constexpr std::array<ModelFamily, 23> kFamilies = {{
      .experts = &kMixtralExperts,
      .layer = {.mlp = LayerSpec::Mlp::kExperts},
      .tensors = &kMixtralTensors},
+    {.family = ModelConfig::Family::kMiniMaxM2,
+     .name = "MiniMax-M2",
+     .architecture = "MiniMaxM2ForCausalLM",
+     .model_type = "minimax_m2",
+     .gguf_name = "minimax-m2",
+     .vocab_absent = 200064,
+     .heads_absent = 48,
+     .positions_absent = 196608,
+     .kv_heads_absent = 8,
+     .head_dim_absent = 128,
+     .rope_theta_absent = 5000000.0,
+     .attention_bias = Key::kRefused,
+     .rotates_in_part = true,
+     .experts = &kMiniMaxM2Experts,
+     .layer = {.mlp = LayerSpec::Mlp::kExperts, .qk_norm = true, .qk_norm_whole = true},
+     .tensors = &kMiniMaxM2Tensors},
+    {.family = ModelConfig::Family::kQwen2Moe,
+     .name = "Qwen2 MoE",
+     .architecture = "Qwen2MoeForCausalLM",
+     .model_type = "qwen2_moe",
+     .gguf_name = "qwen2moe",
+     .vocab_absent = 151936,
+     .heads_absent = 16,
+     .positions_absent = 32768,
+     .kv_heads_absent = 16,
+     .attention_bias_key = "qkv_bias",
+     .out_bias = ModelFamily::OutBias::kNever,
+     .windows = {.has_switch = true, .absent = 4096},
+     .experts = &kQwen2MoeExperts,
+     .layer = {.mlp = LayerSpec::Mlp::kExperts, .qkv_bias = true},
+     .tensors = &kQwen2MoeTensors},
     {.family = ModelConfig::Family::kQwen3Moe,
      .name = "Qwen3 MoE",
      .architecture = "Qwen3MoeForCausalLM",
@@ -425,6 +563,37 @@ constexpr std::array<ModelFamily, 23> kFamilies = {{
      .experts = &kGraniteMoeExperts,
      .layer = {.mlp = LayerSpec::Mlp::kExperts},
      .tensors = &kGraniteMoeTensors},
+    {.family = ModelConfig::Family::kGlm4Moe,
+     .name = "GLM-4.5",
+     .architecture = "Glm4MoeForCausalLM",
+     .model_type = "glm4_moe",
+     .gguf_name = "glm4moe",
+     .vocab_absent = 151552,
+     .heads_absent = 96,
+     .positions_absent = 131072,
+     .kv_heads_absent = 8,
+     .rms_norm_eps_absent = 1e-5,
+     .out_bias = ModelFamily::OutBias::kNever,
+     .rotates_in_part = true,
+     .rotary_share_absent = 0.5,
+     .has_qk_norm_key = true,
+     .has_prediction_layers = true,
+     .experts = &kGlm4MoeExperts,
+     .layer = {.mlp = LayerSpec::Mlp::kExperts},
+     .tensors = &kGlm4MoeTensors},
+    {.family = ModelConfig::Family::kDots1,
+     .name = "dots.llm1",
+     .architecture = "Dots1ForCausalLM",
+     .model_type = "dots1",
+     .gguf_name = "dots1",
+     .vocab_absent = 152064,
+     .heads_absent = 32,
+     .positions_absent = 2048,
+     .kv_heads_absent = 32,
+     .windows = {.layers = WindowLayers::kUpper, .absent = 4096, .upper_absent = 62},
+     .experts = &kDots1Experts,
+     .layer = {.mlp = LayerSpec::Mlp::kExperts, .qk_norm = true},
+     .tensors = &kDots1Tensors},
     {.family = ModelConfig::Family::kGptOss,
      .name = "gpt-oss",
      .architecture = "GptOssForCausalLM",

@@ -10,6 +10,7 @@
 
 #include "engine/model/layer_spec.h"
 #include "engine/model/model_config.h"
+#include "kernels/experts.h"
 
 namespace winnow::engine {
 
@@ -36,19 +37,46 @@ struct LayerTensorNames {
   };
   Stacks stacks = Stacks::kNone;
   TensorName sinks = {};  // where LayerSpec::sinks; no suffix stands behind a directory's
+  // Where experts have them (ExpertsConfig): what corrects scores, without a suffix and of so many dimensions in a directory;
+  // the shared expert's matrices, and its gate's.
+  TensorName correction = {};
+  int32_t correction_dims = 1;
+  TensorName shared_gate = {}, shared_up = {}, shared_down = {}, shared_gating = {};
 };
 
-// The keys of config.json about experts, and what absent ones mean.
+// The keys of config.json about experts, and what absent ones mean; of numbers 0: the key must be there.
 struct ExpertKeys {
+  using Scores = kernels::ExpertRouting::Scores;
   // MLPs are nothing but experts: intermediate_size is theirs.
   bool has_own_size = false;  // moe_intermediate_size
   int32_t size_absent = 0;
-  int32_t count_absent = 0;        // num_experts or num_local_experts
-  int32_t per_token_absent = 0;    // num_experts_per_tok
-  bool normalizes = false;         // always; else norm_topk_prob says it, and absent means no
+  std::string_view count_key = {};  // "": num_experts or num_local_experts
+  int32_t count_absent = 0;
+  std::string_view per_token_key = "num_experts_per_tok";
+  int32_t per_token_absent = 0;
+  bool normalizes = false;         // always; else norm_topk_prob says it
+  bool normalizes_absent = false;  // what an absent norm_topk_prob means
   bool normalizes_in_gguf = true;  // what an absent expert_weights_norm means
-  bool has_dense_layers = false;   // decoder_sparse_step and mlp_only_layers
-  bool clamps = false;             // the gate, by swiglu_alpha and swiglu_limit
+  Scores scores = Scores::kSoftmax;
+  bool corrects = false;  // always; of a GGUF file its tensors say it
+  // DeepSeek's router: routed_scaling_factor, and n_group and topk_group, of which winnow has no more than one group.
+  bool scales = false;
+  // Layers that have one MLP instead.
+  enum class DenseLayers : uint8_t {
+    kNone,
+    kBySteps,  // those of mlp_only_layers, and all but each last one of decoder_sparse_step
+    kFirst,    // the first ones, as many as first_k_dense_replace says
+    kOutside,  // those outside moe_layer_start_index to moe_layer_end_index, and of moe_layer_interval as by steps
+  };
+  DenseLayers dense = DenseLayers::kNone;
+  int32_t first_dense_absent = 0;
+  bool clamps = false;  // the gate, by swiglu_alpha and swiglu_limit
+  // The shared expert: its size, or how many times that of another it has. Without either there is none.
+  std::string_view shared_size_key = {}, shared_count_key = {};
+  int32_t shared_absent = 0;  // here 0 means that there is none
+  bool gates_shared = false;
+
+  bool HasShared() const { return !shared_size_key.empty() || !shared_count_key.empty(); }
 };
 
 struct ModelFamily {
@@ -69,8 +97,9 @@ struct ModelFamily {
       kAllBut,     // those of layer_types, else all but each `but`-th
     };
     Layers layers = Layers::kNone;
-    bool has_switch = false;  // use_sliding_window, false where absent, is asked first
-    int32_t absent = 0;       // what an absent key means; 0: none
+    bool has_switch = false;    // use_sliding_window, false where absent, is asked first
+    int32_t absent = 0;         // what an absent key means; 0: none
+    int32_t upper_absent = 28;  // max_window_layers
     int32_t but = 0;
     std::string_view but_key = {};  // that may say another number; "": there is none
   };
@@ -96,6 +125,7 @@ struct ModelFamily {
   // Length that the model was first trained at, for LongRoPE. 0: max_position_embeddings.
   int64_t original_positions_absent = 0;
   Key attention_bias = Key::kHonoured;
+  std::string_view attention_bias_key = "attention_bias";
   // The key that says whether O has a bias.
   enum class OutBias : uint8_t {
     kAttentionBias,
@@ -110,8 +140,9 @@ struct ModelFamily {
   // Every so many layers the last one does not rotate, where no_rope_layers and no_rope_layer_interval do not say otherwise.
   // GGUF files have no key for it. 0: all layers rotate, and the keys are refused.
   int32_t no_rope_interval = 0;
-  bool has_multipliers = false;      // Granite's (ModelConfig), else refused
-  bool rotates_in_part = false;      // partial_rotary_factor may be below 1
+  bool has_multipliers = false;  // Granite's (ModelConfig), else refused
+  bool rotates_in_part =
+      false;  // partial_rotary_factor may be below 1, and so may rotary_dim be below head_dim
   double rotary_share_absent = 1.0;  // partial_rotary_factor
   // rope_parameters where a file has none, as JSON. "": those of the reference's default, without scaling.
   std::string_view rope_absent = {};
@@ -134,6 +165,9 @@ struct ModelFamily {
   bool is_gemma = false;
   bool has_only_longrope =
       false;  // of all kinds of RoPE scaling; older files call it "su" and "yarn"
+  bool has_qk_norm_key =
+      false;  // use_qk_norm, without which heads are not normed; of a GGUF file tensors say it
+  bool has_prediction_layers = false;   // num_nextn_predict_layers
   const ExpertKeys* experts = nullptr;  // null: keys about experts are refused
   LayerSpec layer = {};                 // before any key is read
   const LayerTensorNames* tensors = nullptr;

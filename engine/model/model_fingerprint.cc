@@ -152,6 +152,13 @@ void AddFactors(const ModelConfig& config, Sha256* digest) {
     digest->Add(fmt::format("experts {} normalized {}\n", config.experts.per_token,
                             config.experts.normalized));
   }
+  const ExpertsConfig& experts = config.experts;
+  if (experts.scores != kernels::ExpertRouting::Scores::kSoftmax || experts.scale != 1 ||
+      experts.corrected || experts.shared_is_gated) {
+    digest->Add(fmt::format("scores {} scale {:.17g} corrected {} shared gated {}\n",
+                            static_cast<int>(experts.scores), experts.scale, experts.corrected,
+                            experts.shared_is_gated));
+  }
   if (const auto& clamped = config.experts.clamped; clamped.has_value()) {
     digest->Add(fmt::format("clamped swiglu {:.9g} {:.9g}\n", clamped->alpha, clamped->limit));
   }

@@ -54,7 +54,7 @@ int64_t VectorBytes(const Weights& weights) {
          {&layer.attention_norm, &layer.attention_out_norm, &layer.mlp_out_norm, &layer.q_bias,
           &layer.k_bias, &layer.v_bias, &layer.q_norm, &layer.k_norm, &layer.o_bias,
           &layer.mlp_norm, &layer.gate_bias, &layer.up_bias, &layer.down_bias, &layer.router,
-          &layer.router_bias, &layer.sinks}) {
+          &layer.router_bias, &layer.sinks, &layer.correction, &layer.shared_gating}) {
       sum += values(*vector);
     }
     for (const ExpertWeights& expert : layer.experts) {

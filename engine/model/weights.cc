@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <charconv>
 #include <initializer_list>
 #include <map>
 #include <optional>
@@ -137,6 +138,7 @@ absl::StatusOr<std::vector<std::unique_ptr<SafetensorsFile>>> OpenFiles(
 // those of transformers since 4.52, or of the versions before.
 std::string NameInModel(std::string_view name, const ModelConfig& config) {
   if (name.ends_with(".rotary_emb.inv_freq")) return "";
+  if (IsOfPrediction(name, "model.layers.", config)) return "";
   if (!config.is_text_part) {
     return config.tie_word_embeddings && name == kLmHead ? "" : std::string(name);
   }
@@ -273,8 +275,8 @@ class LayerTensors {
         gguf_prefix_(Concat("blk.", layer, ".")),
         specs_(specs) {}
 
-  void Norm(const TensorName& name, int64_t size, WeightMatrix* matrix) {
-    Add(name, ".weight", 0, size, TensorSpec::Role::kNorm, 0, matrix);
+  void Norm(const TensorName& name, int64_t size, WeightMatrix* matrix, int32_t rotary_heads = 0) {
+    Add(name, ".weight", 0, size, TensorSpec::Role::kNorm, rotary_heads, matrix);
   }
   void Linear(const TensorName& name, int64_t rows, int64_t cols, bool has_bias,
               WeightMatrix* matrix, WeightMatrix* bias, int32_t rotary_heads = 0) {
@@ -289,6 +291,18 @@ class LayerTensors {
     Add(names.router, ".weight", config.count, hidden, Role::kRouter, 0, &to->router);
     if (has_biases) Add(names.router, ".bias", 0, config.count, Role::kBias, 0, &to->router_bias);
     to->experts.resize(config.count);
+    if (config.corrected) {
+      Add({names.correction.safetensors, Concat(names.correction.gguf, ".bias")}, "",
+          names.correction_dims == 2 ? 1 : 0, config.count, Role::kBias, 0, &to->correction);
+    }
+    if (const int64_t inner = config.shared_intermediate_size; inner > 0) {
+      Linear(names.shared_gate, inner, hidden, false, &to->gate, nullptr);
+      Linear(names.shared_up, inner, hidden, false, &to->up, nullptr);
+      Linear(names.shared_down, hidden, inner, false, &to->down, nullptr);
+    }
+    if (config.shared_is_gated) {
+      Add(names.shared_gating, ".weight", 1, hidden, Role::kRouter, 0, &to->shared_gating);
+    }
     if (stacked) return Stacks(names, config, hidden, has_biases, to);
     for (int32_t expert = 0; expert < config.count; ++expert) {
       ExpertWeights& of = to->experts[expert];
@@ -381,6 +395,15 @@ class LayerTensors {
 
 }  // namespace
 
+bool IsOfPrediction(std::string_view name, std::string_view prefix, const ModelConfig& config) {
+  if (config.prediction_layers == 0 || !name.starts_with(prefix)) return false;
+  const std::string_view rest = name.substr(prefix.size());
+  int32_t layer = 0;
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), layer);
+  if (error != std::errc() || end == rest.data() + rest.size() || *end != '.') return false;
+  return layer >= config.num_layers() && layer < config.num_layers() + config.prediction_layers;
+}
+
 std::vector<TensorSpec> ModelTensors(const ModelConfig& config, Weights* weights) {
   using Role = TensorSpec::Role;
   std::vector<TensorSpec> specs;
@@ -416,8 +439,11 @@ std::vector<TensorSpec> ModelTensors(const ModelConfig& config, Weights* weights
       tensors.Linear(names.v, kv_rows, hidden, spec.qkv_bias, &to_layer.v, &to_layer.v_bias);
     }
     if (spec.qk_norm) {
-      tensors.Norm(names.q_norm, spec.qk_norm_whole ? q_rows : d, &to_layer.q_norm);
-      tensors.Norm(names.k_norm, spec.qk_norm_whole ? kv_rows : d, &to_layer.k_norm);
+      // Their values are in the order of the rows that they norm.
+      const int32_t q_heads = spec.qk_norm_whole ? config.num_heads : 1,
+                    k_heads = spec.qk_norm_whole ? config.num_kv_heads : 1;
+      tensors.Norm(names.q_norm, q_heads * d, &to_layer.q_norm, q_heads);
+      tensors.Norm(names.k_norm, k_heads * d, &to_layer.k_norm, k_heads);
     }
     tensors.Linear(names.o, hidden, q_rows, spec.o_bias, &to_layer.o, &to_layer.o_bias);
     if (spec.sinks) tensors.Sinks(names.sinks, config.num_heads, &to_layer.sinks);

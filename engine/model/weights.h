@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -76,18 +77,22 @@ struct LayerWeights {
   WeightMatrix attention_norm;          // [1][hidden], of what attention reads; optional
   WeightMatrix q, k, v;                 // [H*d][hidden], [Hkv*d][hidden] twice
   WeightMatrix q_bias, k_bias, v_bias;  // [1][...], optional
-  WeightMatrix q_norm, k_norm;          // [1][d]; [1][H*d] and [1][Hkv*d] of whole ones; optional
+  WeightMatrix q_norm,
+      k_norm;  // [1][d]; [1][H*d] and [1][Hkv*d] of whole ones; optional; or of one column, as biases
   WeightMatrix o;                       // [hidden][H*d]
   WeightMatrix o_bias;                  // optional
   WeightMatrix sinks;                   // [1][H], optional
   WeightMatrix attention_out_norm;      // [1][hidden], of what attention gives; optional
   WeightMatrix mlp_norm, mlp_out_norm;  // the same of the MLP
-  WeightMatrix gate, up;  // [intermediate][hidden]; of a layer of experts absent, as is down
+  WeightMatrix gate,
+      up;  // [intermediate][hidden]; of a layer of experts the shared one's, or absent, as is down
   WeightMatrix gate_bias, up_bias;  // optional
   WeightMatrix down;                // [hidden][intermediate]
   WeightMatrix down_bias;           // optional
   WeightMatrix router;              // [experts][hidden] of a layer of experts
   WeightMatrix router_bias;         // [1][experts], optional
+  WeightMatrix correction;          // [1][experts], where ExpertsConfig::corrected
+  WeightMatrix shared_gating;       // [1][hidden], where ExpertsConfig::shared_is_gated
   std::vector<ExpertWeights> experts;
 };
 
@@ -164,6 +169,10 @@ struct TensorSpec {
   std::vector<int64_t> GgufDims() const;
   int64_t FileRows() const { return tensor_rows != 0 ? tensor_rows : rows; }
 };
+
+// Whether a tensor of this name is of the layers that are passed over (ModelConfig::prediction_layers). `prefix`: what stands
+// before a layer's number.
+bool IsOfPrediction(std::string_view name, std::string_view prefix, const ModelConfig& config);
 
 // All of them, in the order of the forward pass. With `weights` (whose layers are resized), says
 // where each belongs.

@@ -79,7 +79,7 @@ class CpuBackend final : public Backend {
   void SiluMul(const Tensor& gate_up, const Tensor& out) override;
   void GeluTanhMul(const Tensor& gate_up, const Tensor& out) override;
   void ClampedSwigluMul(const Tensor& gate_up, const ClampedSwiglu& by, const Tensor& out) override;
-  void RouteExperts(const Tensor& logits, bool normalize, int32_t* ids,
+  void RouteExperts(const Tensor& logits, const ExpertRouting& routing, int32_t* ids,
                     const Tensor& weights) override;
   void GatherExpertRows(const Tensor& x, std::span<const int32_t> rows, const Tensor& out) override;
   void AddExpertRows(const Tensor& x, std::span<const int32_t> places, const Tensor& weights,

@@ -13,35 +13,63 @@
 namespace winnow::kernels {
 namespace {
 
-float KeyOf(float logit) {
-  return std::isnan(logit) ? -std::numeric_limits<float>::infinity() : logit;
-}
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+float KeyOf(float value) { return std::isnan(value) ? -kInfinity : value; }
 
 // Fewer experts are chosen than there are: so each is found by a pass over all of them.
-void RouteRow(const float* logits, int32_t experts, int32_t per_token, bool normalize, int32_t* ids,
-              float* weights) {
+void ChooseLargest(const float* values, int32_t experts, int32_t per_token, int32_t* ids) {
   for (int32_t slot = 0; slot < per_token; ++slot) {
     int32_t best = -1;
     for (int32_t e = 0; e < experts; ++e) {
-      if (best >= 0 && !(KeyOf(logits[e]) > KeyOf(logits[best]))) continue;
+      if (best >= 0 && !(KeyOf(values[e]) > KeyOf(values[best]))) continue;
       if (std::find(ids, ids + slot, e) == ids + slot) best = e;
     }
     ids[slot] = best;
   }
-  const double largest = KeyOf(logits[ids[0]]);
-  const auto mass = [&](int32_t expert) { return std::exp(double{logits[expert]} - largest); };
-  double all = 0, chosen = 0;
-  for (int32_t e = 0; e < experts; ++e) all += mass(e);
-  for (int32_t slot = 0; slot < per_token; ++slot) chosen += mass(ids[slot]);
-  const double sum = std::isnan(all) || !normalize ? all : chosen;
+}
+
+void RouteRow(const float* logits, int32_t experts, int32_t per_token, const ExpertRouting& routing,
+              int32_t* ids, float* weights) {
+  const bool sigmoid = routing.scores == ExpertRouting::Scores::kSigmoid;
+  double largest = -kInfinity;
+  bool broken = false;
+  for (int32_t e = 0; e < experts; ++e) {
+    largest = std::max(largest, double{KeyOf(logits[e])});
+    broken |= !(logits[e] < kInfinity);
+  }
+  const auto score = [&](int32_t expert) {
+    const double logit = logits[expert];
+    return sigmoid ? 1 / (1 + std::exp(-logit)) : std::exp(logit - largest);
+  };
+  double all = 1;
+  if (!sigmoid && (routing.correction != nullptr || !routing.normalized)) {
+    all = 0;
+    for (int32_t e = 0; e < experts; ++e) all += score(e);
+  }
+  if (routing.correction == nullptr) {
+    ChooseLargest(logits, experts, per_token, ids);
+  } else {
+    float corrected[kExpertsMax];
+    for (int32_t e = 0; e < experts; ++e) {
+      corrected[e] = static_cast<float>(score(e) / all) + routing.correction[e];
+    }
+    ChooseLargest(corrected, experts, per_token, ids);
+  }
+  double sum = all;
+  if (routing.normalized) {
+    sum = sigmoid ? double{kLeastSigmoids} : 0;
+    for (int32_t slot = 0; slot < per_token; ++slot) sum += score(ids[slot]);
+  }
   for (int32_t slot = 0; slot < per_token; ++slot) {
-    weights[slot] = static_cast<float>(mass(ids[slot]) / sum);
+    const auto weight = static_cast<float>(routing.scale * (score(ids[slot]) / sum));
+    weights[slot] = broken ? std::numeric_limits<float>::quiet_NaN() : weight;
   }
 }
 
 }  // namespace
 
-void CpuBackend::RouteExperts(const Tensor& logits, bool normalize, int32_t* ids,
+void CpuBackend::RouteExperts(const Tensor& logits, const ExpertRouting& routing, int32_t* ids,
                               const Tensor& weights) {
   const int64_t per_token = weights.cols;
   WINNOW_CHECK(per_token >= 1 && per_token <= logits.cols && logits.cols <= kExpertsMax);
@@ -49,7 +77,7 @@ void CpuBackend::RouteExperts(const Tensor& logits, bool normalize, int32_t* ids
   constexpr int64_t kValuesPerLogit = 16;  // an exponential, and a look for each slot
   ForEachRow(logits.rows, logits.cols * kValuesPerLogit, [&](int64_t i) {
     RouteRow(logits.f32(i), static_cast<int32_t>(logits.cols), static_cast<int32_t>(per_token),
-             normalize, ids + i * per_token, weights.f32(i));
+             routing, ids + i * per_token, weights.f32(i));
   });
 }
 

@@ -74,10 +74,10 @@ bool IsAlike(const DeviceWeights& a, const DeviceWeights& b) {
 
 }  // namespace
 
-void CudaBackend::RouteExperts(const Tensor& logits, bool normalize, int32_t* ids,
+void CudaBackend::RouteExperts(const Tensor& logits, const ExpertRouting& routing, int32_t* ids,
                                const Tensor& weights) {
   if (failed()) return;
-  Good(cuda::RouteExperts(MatrixOf(logits), normalize, ids, MatrixOf(weights), stream()),
+  Good(cuda::RouteExperts(MatrixOf(logits), routing, ids, MatrixOf(weights), stream()),
        "routing to experts");
 }
 
@@ -235,7 +235,7 @@ void CudaBackend::AddExpertsOf(const RoutedExpertsArgs& args, int64_t first, int
                 "a product of experts");
   };
   static_cast<void>(
-      Good(RouteToTiles(MatrixOf(args.logits.RowRange(first, m)), args.normalize,
+      Good(RouteToTiles(MatrixOf(args.logits.RowRange(first, m)), args.routing,
                         set.gate_up.Finders(tile_rows), set.down.Finders(tile_rows),
                         integers(at.ids), tiles, weights, stream()),
            "routing to experts") &&

@@ -12,7 +12,6 @@
 #include "kernels/cuda/matmul_order.cuh"
 #include "kernels/cuda/rounded_rows.cuh"
 #include "kernels/cuda/silu.cuh"
-#include "kernels/experts.h"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -21,27 +20,62 @@ constexpr int kThreads = 256;
 constexpr int kRouteWarps = 4;
 constexpr int kWarp = 32;
 
+struct Routing {
+  const float* logits;
+  int64_t logits_stride;
+  int32_t rows, experts, per_token;
+  int16_t sigmoid, normalized;
+  const float* correction;
+  float* weights;
+  int64_t weights_stride;
+  float scale;
+  int32_t unused;
+};
+
+__device__ __forceinline__ uint32_t ChoiceKey(float value) {
+  return KeyOf(fmaxf(-INFINITY, value));  // of NaN that of minus infinity
+}
+
 // A row's experts and their weights, by a warp, whose lanes have up to kMine experts each.
 template <int kMine>
-__device__ __forceinline__ void RouteRow(const float* logits, int32_t experts, int32_t per_token,
-                                         bool normalize, int32_t lane, int32_t* ids,
-                                         float* weights) {
+__device__ __forceinline__ void RouteRow(const Routing& routing, int32_t row, int32_t lane,
+                                         int32_t* ids) {
+  const float* const logits = routing.logits + row * routing.logits_stride;
+  float* const weights = routing.weights + row * routing.weights_stride;
+  const int32_t experts = routing.experts, per_token = routing.per_token;
+  const bool sigmoid = routing.sigmoid != 0, corrected = routing.correction != nullptr;
   uint32_t keys[kMine], largest_key = 0;  // 0: of no logit; taken, or no expert
   float mine[kMine];
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
     const int32_t e = lane + i * kWarp;
     mine[i] = e < experts ? logits[e] : -INFINITY;
-    keys[i] = e < experts ? KeyOf(fmaxf(-INFINITY, mine[i])) : 0;  // of NaN that of minus infinity
+    keys[i] = e < experts ? ChoiceKey(mine[i]) : 0;
     largest_key = max(largest_key, keys[i]);
   }
   const float largest = FloatOfKey(__reduce_max_sync(kFullMask, largest_key));
+  const auto score = [&](float logit) {
+    return sigmoid ? 1.0f / (1.0f + expf(-logit)) : expf(logit - largest);
+  };
   float all = 0.0f;
+  bool broken = false;
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
-    if (lane + i * kWarp < experts) all += expf(mine[i] - largest);
+    if (lane + i * kWarp >= experts) continue;
+    broken |= !(mine[i] < INFINITY);
+    all += score(mine[i]);
   }
   all = WarpSum(all);
+  if (__any_sync(kFullMask, broken)) all = NAN;
+  if (corrected) {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      const int32_t e = lane + i * kWarp;
+      if (e >= experts) continue;
+      const float of_expert = sigmoid ? score(mine[i]) : score(mine[i]) / all;
+      keys[i] = ChoiceKey(__fadd_rn(of_expert, routing.correction[e]));
+    }
+  }
 
   float chosen = 0.0f;
   for (int32_t slot = 0; slot < per_token; ++slot) {
@@ -60,32 +94,29 @@ __device__ __forceinline__ void RouteRow(const float* logits, int32_t experts, i
     for (int i = 0; i < kMine; ++i) {
       if (lane + i * kWarp == taken) keys[i] = 0;
     }
-    const float of_slot = expf(FloatOfKey(of_all) - largest);
+    const float of_slot = score(corrected ? logits[taken] : FloatOfKey(of_all));
     chosen += of_slot;
     if (lane == 0) {
       ids[slot] = taken;
       weights[slot] = of_slot;
     }
   }
-  const float sum = isnan(all) || !normalize ? all : chosen;
+  float sum = sigmoid ? 1.0f : all;
+  if (routing.normalized != 0) sum = sigmoid ? chosen + kLeastSigmoids : chosen;
+  if (isnan(all)) sum = all;
   __syncwarp();
-  for (int32_t slot = lane; slot < per_token; slot += kWarp) weights[slot] /= sum;
+  for (int32_t slot = lane; slot < per_token; slot += kWarp) {
+    weights[slot] = routing.scale * (weights[slot] / sum);
+  }
 }
 
 // Experts of a lane that a kernel is made for.
-constexpr int kFewOfLane = 4, kMostOfLane = kExpertsMax / kWarp;
-template <typename Few, typename Most>
-auto ForExperts(int64_t experts, Few few, Most most) {
-  return experts <= int64_t{kFewOfLane} * kWarp ? few : most;
+constexpr int kFewOfLane = 4, kManyOfLane = 8, kMostOfLane = kExpertsMax / kWarp;
+template <typename Kernel>
+Kernel ForExperts(int64_t experts, Kernel few, Kernel many, Kernel most) {
+  if (experts <= int64_t{kFewOfLane} * kWarp) return few;
+  return experts <= int64_t{kManyOfLane} * kWarp ? many : most;
 }
-
-struct Routing {
-  const float* logits;
-  int64_t logits_stride;
-  int32_t rows, experts, per_token, normalize;
-  float* weights;
-  int64_t weights_stride;
-};
 
 template <int kMine>
 __global__ void __launch_bounds__(kRouteWarps* kWarp)
@@ -95,9 +126,7 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp)
   const int32_t lane = threadIdx.x % kWarp;
   const int32_t row = blockIdx.x * kRouteWarps + threadIdx.x / kWarp;
   if (row >= routing.rows) return;
-  RouteRow<kMine>(routing.logits + row * routing.logits_stride, routing.experts, routing.per_token,
-                  routing.normalize != 0, lane, ids + int64_t{row} * routing.per_token,
-                  routing.weights + row * routing.weights_stride);
+  RouteRow<kMine>(routing, row, lane, ids + int64_t{row} * routing.per_token);
 }
 
 // Tiles and places of slots, by one block. A thread has an expert, and slots.
@@ -165,9 +194,7 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
   LetNextStart();  // not sooner: the products find the count that the layer before left (ExpertTiles)
   const auto thread = static_cast<int32_t>(threadIdx.x);
   for (int32_t row = thread / kWarp; row < routing.rows; row += kPlaceThreads / kWarp) {
-    RouteRow<kMine>(routing.logits + row * routing.logits_stride, routing.experts,
-                    routing.per_token, routing.normalize != 0, thread % kWarp,
-                    ids + row * routing.per_token, routing.weights + row * routing.weights_stride);
+    RouteRow<kMine>(routing, row, thread % kWarp, ids + row * routing.per_token);
   }
   __syncthreads();
   PlaceSlots(ids, routing.rows * routing.per_token, routing.per_token, of_thread, tiles);
@@ -303,43 +330,49 @@ bool IsRefused(const DeviceMatrix& logits, const DeviceMatrix& weights) {
          weights.cols > logits.cols || weights.rows < logits.rows;
 }
 
-Routing RoutingOf(const DeviceMatrix& logits, bool normalize, const DeviceMatrix& weights) {
+Routing RoutingOf(const DeviceMatrix& logits, const ExpertRouting& by,
+                  const DeviceMatrix& weights) {
   return {logits.data,
           logits.stride,
           static_cast<int32_t>(logits.rows),
           static_cast<int32_t>(logits.cols),
           static_cast<int32_t>(weights.cols),
-          normalize ? 1 : 0,
+          by.scores == ExpertRouting::Scores::kSigmoid,
+          by.normalized,
+          by.correction,
           weights.data,
-          weights.stride};
+          weights.stride,
+          by.scale,
+          0};
 }
 
 }  // namespace
 
-cudaError_t RouteExperts(const DeviceMatrix& logits, bool normalize, int32_t* ids,
+cudaError_t RouteExperts(const DeviceMatrix& logits, const ExpertRouting& routing, int32_t* ids,
                          const DeviceMatrix& weights, Stream stream) {
   if (IsRefused(logits, weights)) return cudaErrorInvalidValue;
   if (logits.rows == 0) return cudaSuccess;
-  return Launch(ForExperts(logits.cols, RouteKernel<kFewOfLane>, RouteKernel<kMostOfLane>),
+  return Launch(ForExperts(logits.cols, RouteKernel<kFewOfLane>, RouteKernel<kManyOfLane>,
+                           RouteKernel<kMostOfLane>),
                 static_cast<unsigned>(CeilDiv(logits.rows, kRouteWarps)), kRouteWarps * kWarp, 0,
-                stream, false, RoutingOf(logits, normalize, weights), ids);
+                stream, false, RoutingOf(logits, routing, weights), ids);
 }
 
-cudaError_t RouteToTiles(const DeviceMatrix& logits, bool normalize, const void* const* gate_up,
-                         const void* const* down, int32_t* ids, const ExpertTiles& tiles,
-                         const DeviceMatrix& weights, Stream stream) {
+cudaError_t RouteToTiles(const DeviceMatrix& logits, const ExpertRouting& routing,
+                         const void* const* gate_up, const void* const* down, int32_t* ids,
+                         const ExpertTiles& tiles, const DeviceMatrix& weights, Stream stream) {
   const int64_t slots = logits.rows * weights.cols;
   if (IsRefused(logits, weights) || slots < 1 || slots > INT32_MAX || tiles.tile_rows < 1 ||
       tiles.most < MostExpertTiles(slots, logits.cols, tiles.tile_rows)) {
     return cudaErrorInvalidValue;
   }
   if (slots <= kRoutedTogether) {
-    return Launch(
-        ForExperts(logits.cols, RouteToTilesKernel<kFewOfLane>, RouteToTilesKernel<kMostOfLane>), 1,
-        kPlaceThreads, 0, stream, false, RoutingOf(logits, normalize, weights), gate_up, down,
-        tiles);
+    return Launch(ForExperts(logits.cols, RouteToTilesKernel<kFewOfLane>,
+                             RouteToTilesKernel<kManyOfLane>, RouteToTilesKernel<kMostOfLane>),
+                  1, kPlaceThreads, 0, stream, false, RoutingOf(logits, routing, weights), gate_up,
+                  down, tiles);
   }
-  if (const cudaError_t error = RouteExperts(logits, normalize, ids, weights, stream);
+  if (const cudaError_t error = RouteExperts(logits, routing, ids, weights, stream);
       error != cudaSuccess) {
     return error;
   }

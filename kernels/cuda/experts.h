@@ -7,12 +7,13 @@
 
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/layer_ops.h"
+#include "kernels/experts.h"
 
 namespace winnow::kernels::cuda {
 
 // ids [m][weights.cols] in device memory or pinned host memory.
-[[nodiscard]] cudaError_t RouteExperts(const DeviceMatrix& logits, bool normalize, int32_t* ids,
-                                       const DeviceMatrix& weights, Stream stream);
+[[nodiscard]] cudaError_t RouteExperts(const DeviceMatrix& logits, const ExpertRouting& routing,
+                                       int32_t* ids, const DeviceMatrix& weights, Stream stream);
 // rows [out.rows] and places [m * weights.cols]: in device memory.
 [[nodiscard]] cudaError_t GatherExpertRows(const DeviceMatrix& x, const int32_t* rows,
                                            const DeviceMatrix& out, Stream stream);
@@ -51,7 +52,7 @@ struct ExpertTiles {
 
 // RouteExperts, and the tiles. gate_up and down: what finds the matrices of all experts [logits.cols], in device memory. ids:
 // [m * per_token], scratch where that is more than kRoutedTogether.
-[[nodiscard]] cudaError_t RouteToTiles(const DeviceMatrix& logits, bool normalize,
+[[nodiscard]] cudaError_t RouteToTiles(const DeviceMatrix& logits, const ExpertRouting& routing,
                                        const void* const* gate_up, const void* const* down,
                                        int32_t* ids, const ExpertTiles& tiles,
                                        const DeviceMatrix& weights, Stream stream);

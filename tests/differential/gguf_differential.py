@@ -92,19 +92,25 @@ LAYER_NAMES = {
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
     "block_sparse_moe.gate": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp",
-    "block_sparse_moe.router.layer": "ffn_gate_inp"}
+    "block_sparse_moe.router.layer": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{f"mlp.{shared}.{matrix}_proj": f"ffn_{matrix}_shexp" for shared in ("shared_expert", "shared_experts")
+       for matrix in ("gate", "up", "down")}}
 # Norms that are others than in most families, or have other names there.
 OTHER_NORMS = {
     "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
     "gpt_oss": {"post_attention_layernorm": "post_attention_norm"},
+    "glm4_moe": {"post_attention_layernorm": "post_attention_norm"},
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
     **{family: {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
                 "post_feedforward_layernorm": "post_ffw_norm"}
        for family in ("olmo2", "olmo3", "gemma3_text", "exaone4")}}
 ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "ministral3": "mistral3",
-                 "olmo3": "olmo2", "gemma3_text": "gemma3", "gpt_oss": "gpt-oss"}  # where it is not the model_type
+                 "olmo3": "olmo2", "gemma3_text": "gemma3", "gpt_oss": "gpt-oss", "qwen2_moe": "qwen2moe",
+                 "minimax_m2": "minimax-m2", "glm4_moe": "glm4moe", "ernie4_5_moe": "ernie4_5-moe"}  # where it is not the model_type
 EXPERT_NAMES = {"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps", "gate_proj": "ffn_gate_exps",
                 "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
+EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "olmoe", "granitemoe", "minimax_m2", "glm4_moe", "dots1",
+                   "ernie4_5_moe")
 OTHER_NAMES = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
                "lm_head.weight": "output.weight"}
 
@@ -115,6 +121,8 @@ def gguf_name(name, family):
     _, _, layer, rest = name.split(".", 3)
     if rest == "self_attn.sinks":
         return f"blk.{layer}.attn_sinks.weight"
+    if rest.endswith("e_score_correction_bias"):
+        return f"blk.{layer}.exp_probs_b.bias"
     base, suffix = rest.rsplit(".", 1)
     if base in OTHER_NORMS.get(family, ()):
         return f"blk.{layer}.{OTHER_NORMS[family][base]}.{suffix}"
@@ -181,11 +189,26 @@ def write_family(directory, config, path):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if family in ("mixtral", "qwen3_moe", "gpt_oss", "olmoe", "granitemoe"):
-        writer.add_expert_count(config.num_local_experts)
+    if family in EXPERT_FAMILIES:
+        writer.add_expert_count(config.num_experts if family in ("ernie4_5_moe", "qwen2_moe") else config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if family == "qwen3_moe":
+    if hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if family == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if family in ("minimax_m2", "glm4_moe"):
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if family in ("glm4_moe", "dots1"):
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    if family == "ernie4_5_moe":
+        writer.add_interleave_moe_layer_step(config.moe_layer_interval)
+        writer.add_leading_dense_block_count(config.moe_layer_start_index)
+        writer.add_expert_shared_count(config.moe_num_shared_experts)
     if family == "phi3":
         writer.add_sliding_window(config.sliding_window or 0)
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
@@ -243,7 +266,11 @@ def write_family(directory, config, path):
             if not name.endswith("_scales"):
                 add_stacked_experts(writer, name, tensors)
             continue
+        if name.startswith(f"model.layers.{config.num_hidden_layers}."):
+            continue  # predicts further tokens
         values = tensor.float().numpy()
+        if name.endswith("e_score_correction_bias"):
+            values = values.reshape(-1)
         if family == "gemma3_text" and name.endswith("norm.weight"):
             values = values + 1  # as their writer has them
         if ".experts." in name:
@@ -265,13 +292,17 @@ def write_family(directory, config, path):
 
 # Windows that llama.cpp's files of these families do not have, or not in these layers, what divides Gemma's logits, where it is not
 # that of a published model, and the limit of gpt-oss's gates, where it is another.
-NOT_IN_GGUF = ("qwen2_window", "qwen3_window", "smollm3_window", "gemma3", "gpt_oss")
+NOT_IN_GGUF = ("qwen2_window", "qwen3_window", "smollm3_window", "dots1", "gemma3", "gpt_oss")
 
 
 def has_gguf_experts(config):
     """Whether every layer has experts with weights as llama.cpp computes the family's, or there are none."""
     if config.model_type == "olmoe":
         return not config.norm_topk_prob
+    if config.model_type == "qwen2_moe":
+        return not config.norm_topk_prob and config.decoder_sparse_step == 1 and not config.mlp_only_layers
+    if config.model_type == "ernie4_5_moe":
+        return config.moe_layer_end_index == config.num_hidden_layers - 1
     if config.model_type != "qwen3_moe":
         return True
     return config.norm_topk_prob and config.decoder_sparse_step == 1 and not config.mlp_only_layers

@@ -30,6 +30,7 @@ GREEDY_MARGIN = 1e-2  # the best logit's lead over the second at each greedy ste
 LOGIT_CHANGE_MIN = 2e-2  # what leaving an option out must change; the tests' tolerance is 1e-3
 # Families whose default lies beyond this vocabulary, or is none.
 PADDING = {family: {"pad_token_id": 0} for family in ("smollm3", "seed_oss", "granite", "granitemoe", "olmoe", "phi3", "glm", "glm4")}
+CORRECTION = "e_score_correction_bias"  # of scores that experts are chosen by
 ROUTER_MARGIN = 2e-5  # the lead, in logits, of the last expert that a token goes to over the next
 
 
@@ -272,6 +273,47 @@ CASES = [
          "granitemoe", "float32", shape(128, 2, 1, intermediate=12, attention_bias=True),
          drop=("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling", "num_local_experts",
                "num_experts_per_tok")),
+    Case("qwen2_moe", "Qwen2 MoE: 2 of 6 experts, not normalised, beside a shared one of another size with its gate, one dense layer, transformers 4 keys",
+         "qwen2_moe", config=shape(128, 2, 1, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12,
+                                   shared_expert_intermediate_size=20, mlp_only_layers=[0]),
+         keys="4", drop=("qkv_bias", "layer_types")),
+    Case("qwen2_moe_normalized", "Qwen2 MoE: norm_topk_prob, no biases, every second layer dense, tied, float16",
+         "qwen2_moe", "float16", shape(128, 2, 2, num_experts=5, num_experts_per_tok=3, moe_intermediate_size=12,
+                                       shared_expert_intermediate_size=8, decoder_sparse_step=2, norm_topk_prob=True, qkv_bias=False,
+                                       tie_word_embeddings=True)),
+    Case("minimax_m2", "MiniMax-M2: 3 of 8 experts by sigmoids and a correction, half of each head rotated (rotary_dim), transformers 4 keys",
+         "minimax_m2", config=shape(128, 2, 1, 64, 12, num_local_experts=8, num_experts_per_tok=3),
+         rope=dict(rope_type="default", rope_theta=50000.0, partial_rotary_factor=0.5), keys="4"),
+    Case("minimax_m2_whole", "MiniMax-M2: 8 of 256 experts by the family's default, heads rotated whole, head_dim 128",
+         "minimax_m2", config=shape(16, 2, 1, intermediate=4),
+         drop=("num_local_experts", "num_experts_per_tok", "head_dim")),
+    Case("glm4_moe", "GLM-4.5: one dense layer, then 3 of 8 experts by sigmoids and a correction, scaled, beside a shared one; qk_norm, attention_bias, transformers 4 keys, a layer that predicts further tokens",
+         "glm4_moe", config=shape(128, 2, 1, 64, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=12,
+                                  routed_scaling_factor=2.5, attention_bias=True, use_qk_norm=True),
+         rope=dict(rope_type="default", rope_theta=1000000.0, partial_rotary_factor=0.5), keys="4",
+         drop=("first_k_dense_replace", "n_shared_experts", "norm_topk_prob", "partial_rotary_factor")),
+    Case("glm4_moe_plain", "GLM-4.5: experts in all layers, two shared ones, weights not normalised, no qk_norm, no biases, two shards",
+         "glm4_moe", config=shape(64, 4, 2, 64, first_k_dense_replace=0, n_routed_experts=5, num_experts_per_tok=2,
+                                  moe_intermediate_size=12, n_shared_experts=2, norm_topk_prob=False),
+         rope=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5), shard_bytes=100_000),
+    Case("ernie4_5_moe", "ERNIE 4.5 MoE: 2 of 6 experts by corrected softmax, two shared ones, one dense layer, tied, transformers 4 keys",
+         "ernie4_5_moe", config=shape(128, 2, 1, moe_num_experts=6, moe_k=2, moe_intermediate_size=12,
+                                      tie_word_embeddings=True),
+         rope=dict(rope_type="default", rope_theta=500000.0), keys="4",
+         drop=("moe_layer_start_index", "moe_layer_end_index", "moe_num_shared_experts", "head_dim")),
+    Case("ernie4_5_moe_range", "ERNIE 4.5 MoE: experts in layers 1 and 3 of 5, none shared, not tied",
+         "ernie4_5_moe", config=shape(64, 1, 1, num_hidden_layers=5, moe_num_experts=4, moe_k=3, moe_intermediate_size=12,
+                                          moe_num_shared_experts=0, moe_layer_start_index=1, moe_layer_end_index=3,
+                                          moe_layer_interval=2, tie_word_embeddings=False)),
+    Case("dots1", "dots.llm1: one dense layer, then 2 of 6 experts by sigmoids and a correction, normalised and scaled, two shared, windows but in the first layer, transformers 4 keys",
+         "dots1", config=shape(128, 2, 1, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=12,
+                               n_shared_experts=2, first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=1.5,
+                               sliding_window=10, max_window_layers=1),
+         keys="4", drop=("layer_types",)),
+    Case("dots1_plain", "dots.llm1: weights not normalised, attention_bias, no window by the family's default",
+         "dots1", config=shape(128, 2, 2, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, n_shared_experts=1,
+                               attention_bias=True, tie_word_embeddings=True),
+         drop=("max_window_layers", "sliding_window", "layer_types", "norm_topk_prob", "first_k_dense_replace")),
 ]
 
 
@@ -299,8 +341,11 @@ def randomise(model, seed):
                 normal(tensor, 2.0 * tensor.shape[1] ** -0.5)
             else:
                 gain = 1.4 if any(kind in name for kind in ("q_proj", "k_proj", "qkv_proj")) else 1.0
-                gain *= 2.0 if ".experts." in name or name.endswith(("mlp.gate.weight", "mlp.router.weight")) else 1.0
+                gain *= 2.0 if ".experts." in name or name.endswith(("mlp.gate.weight", "mlp.router.weight", "expert_gate.weight")) else 1.0
                 normal(tensor, gain * tensor.shape[-1] ** -0.5)
+        for name, tensor in model.named_buffers():
+            if name.endswith(CORRECTION):
+                normal(tensor, 0.3)
 
 
 def older_keys(config, style):
@@ -311,8 +356,13 @@ def older_keys(config, style):
     if config["model_type"] in ("olmo3", "gemma3_text"):
         rope = rope["full_attention"]
     config["rope_theta"] = rope.pop("rope_theta")
-    if config["model_type"] in ("phi3", "glm"):
+    if config["model_type"] in ("phi3", "glm", "glm4_moe"):
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    if config["model_type"] == "minimax_m2":
+        config["rotary_dim"] = round(config["head_dim"] * rope.pop("partial_rotary_factor"))
+        config["scoring_func"], config["attn_type_list"] = "sigmoid", [1] * config["num_hidden_layers"]
+    if config["model_type"] == "dots1":
+        config["scoring_func"] = "noaux_tc"
     if config["model_type"] == "phi3":
         config["original_max_position_embeddings"] = rope.pop("original_max_position_embeddings")
     kind = rope.pop("rope_type")
@@ -400,6 +450,18 @@ def load_mxfp4(folder, config):
     return model.eval()
 
 
+def write_prediction_layer(folder):
+    """Adds tensors of a layer behind the last one, as GLM-4.5's files have them."""
+    path = folder / "model.safetensors"
+    config = json.loads((folder / "config.json").read_text())
+    tensors, behind = load_file(path), f"model.layers.{config['num_hidden_layers']}"
+    tensors[f"{behind}.enorm.weight"] = torch.ones(config["hidden_size"], dtype=torch.bfloat16)
+    tensors[f"{behind}.self_attn.q_proj.weight"] = torch.zeros(2, config["hidden_size"], dtype=torch.bfloat16)
+    save_file(tensors, path, {"format": "pt"})
+    config["num_nextn_predict_layers"] = 1
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
 def write_transposed(folder):
     """Rewrites the experts' matrices as they were published, with outputs as columns."""
     path = folder / "model.safetensors"
@@ -457,6 +519,8 @@ def write_model(case, seed, folder):
         write_mxfp4(folder)
     if case.family == "qwen3_vl_moe_text":
         write_transposed(folder)
+    if case.name == "glm4_moe":
+        write_prediction_layer(folder)
 
 
 def load(folder, max_context=None):
@@ -477,15 +541,28 @@ def logits_of(model, ids):
     return model(torch.tensor([ids]), use_cache=False).logits[0]
 
 
+def routers_of(model):
+    return [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
+
+
+def chosen_by(router, inputs, logits):
+    """What a router takes the largest of."""
+    if type(router).__name__.startswith("Ernie"):
+        return router.moe_statics(logits.softmax(-1))
+    if len(inputs) > 1:  # MiniMax's is told of the correction
+        return logits.sigmoid() + inputs[1]
+    return logits.sigmoid() + getattr(router, CORRECTION) if hasattr(router, CORRECTION) else logits
+
+
 def router_lead(model, ids):
     """How close a token comes to going to another expert."""
     leads = [math.inf]
 
-    def note(module, _, output):
-        best = torch.topk(output[0], min(module.top_k + 1, module.num_experts)).values
+    def note(module, inputs, output):
+        best = torch.topk(chosen_by(module, inputs, output[0]), min(module.top_k + 1, module.num_experts)).values
         if best.shape[-1] > module.top_k:
             leads.append((best[:, -2] - best[:, -1]).min().item())
-    hooks = [module.register_forward_hook(note) for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
+    hooks = [module.register_forward_hook(note) for module in routers_of(model)]
     logits_of(model, ids)
     for hook in hooks:
         hook.remove()
@@ -553,15 +630,27 @@ def knockouts(model):
                 ("logits_scaling", [model.config], "logits_scaling")):
             yield name, lambda owners=owners, attribute=attribute: [
                 setattr(owner, attribute, half * getattr(owner, attribute)) for owner in owners]
-    routers = [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
+    routers = routers_of(model)
+    corrections = [tensor for name, tensor in model.named_buffers() if name.endswith(CORRECTION)]
+    if corrections:
+        yield "corrections", lambda: [tensor.zero_() for tensor in corrections]
+    shared = [getattr(layer.mlp, name) for layer in layers for name in ("shared_expert", "shared_experts")
+              if getattr(layer.mlp, name, None) is not None]
+    if shared:
+        yield "shared experts", lambda: [expert.down_proj.weight.zero_() for expert in shared]
+    gates = [layer.mlp.shared_expert_gate for layer in layers if hasattr(layer.mlp, "shared_expert_gate")]
+    if gates:
+        yield "gates of shared experts", lambda: [gate.weight.zero_() for gate in gates]
+    if any(getattr(router, "routed_scaling_factor", 1.0) != 1.0 for router in routers):
+        yield "the scale of weights", lambda: [setattr(router, "routed_scaling_factor", 1.0) for router in routers]
     if routers:
         yield "routers", lambda: [router.weight.copy_(-router.weight) for router in routers]
-        yield "an expert", lambda: [module.down_proj[1].zero_() for module in model.modules() if type(module).__name__.endswith("Experts")]
+        yield "half of what experts give", lambda: [module.down_proj.mul_(0.5) for module in model.modules() if type(module).__name__.endswith("Experts")]
         yield "the last slot", lambda: [setattr(router, "top_k", router.top_k - 1) for router in routers]
     if model.config.model_type == "gpt_oss":
         for name, value in (("limit", 1e4), ("alpha", 0.5 * layers[0].mlp.experts.alpha)):
             yield f"the gate's {name}", lambda name=name, value=value: [setattr(layer.mlp.experts, name, value) for layer in layers]
-    if model.config.model_type in ("qwen3_moe", "olmoe"):
+    if any(hasattr(router, "norm_topk_prob") for router in routers):
         yield "whether weights are normalised", lambda: [
             setattr(router, "norm_topk_prob", not router.norm_topk_prob) for router in routers]
     if not by_type and rotary.attention_scaling != 1.0:

@@ -75,6 +75,14 @@ TEST_F(ExpertMlpTest, AddsWhatPlainLoopsAdd) {
     config.experts.normalized = round % 2 == 0;
     const bool has_biases = round % 3 == 0;
     if (round % 4 < 2) config.experts.clamped = {.alpha = 1.3f, .limit = 0.8f};
+    const bool sigmoid = round % 5 < 2;
+    if (sigmoid) config.experts.scores = kernels::ExpertRouting::Scores::kSigmoid;
+    config.experts.corrected = round % 7 < 4;
+    if (round % 3 == 1) config.experts.scale = 1.7;
+    if (round % 4 > 0)
+      config.experts.shared_intermediate_size = 8 * static_cast<int32_t>(Int(1, 12));
+    config.experts.shared_is_gated = round % 4 > 1;
+    const int64_t shared = config.experts.shared_intermediate_size;
     const int64_t hidden = config.hidden_size, width = config.experts.intermediate_size;
     const int64_t m = Int(1, 50), k = config.experts.per_token;
     const auto backend = kernels::MakeCpuBackend("auto", 2);
@@ -83,6 +91,12 @@ TEST_F(ExpertMlpTest, AddsWhatPlainLoopsAdd) {
     const std::vector<float> router_bias = Normal(config.experts.count, 1);
     const std::vector<float> gate_up_bias = Normal(config.experts.count * 2 * width, 1);
     const std::vector<float> down_bias = Normal(config.experts.count * hidden, 1);
+    const std::vector<float> correction = Normal(config.experts.count, 0.2);
+    const std::vector<float> shared_gate_up =
+        Normal(2 * shared * hidden, 1 / std::sqrt(static_cast<double>(hidden)));
+    const std::vector<float> shared_down = Normal(hidden * shared, 0.3);
+    const std::vector<float> shared_gating =
+        Normal(hidden, 1 / std::sqrt(static_cast<double>(hidden)));
     std::vector<std::vector<float>> gate_up, down;
     ExpertMlp::Layer layer;
     const auto pack = [&](const std::vector<float>& values, int64_t rows, int64_t cols) {
@@ -90,12 +104,17 @@ TEST_F(ExpertMlpTest, AddsWhatPlainLoopsAdd) {
                            DType::kF32);
     };
     layer.router = pack(router, config.experts.count, hidden);
+    const auto copy = [&](const std::vector<float>& values) {
+      kernels::Buffer buffer = backend->Allocate(values.size() * sizeof(float));
+      std::copy(values.begin(), values.end(), static_cast<float*>(buffer.data()));
+      return buffer;
+    };
+    if (config.experts.corrected) layer.correction = copy(correction);
+    if (shared > 0) {
+      layer.shared = {pack(shared_gate_up, 2 * shared, hidden), pack(shared_down, hidden, shared)};
+    }
+    if (config.experts.shared_is_gated) layer.shared_gating = pack(shared_gating, 1, hidden);
     if (has_biases) {
-      const auto copy = [&](const std::vector<float>& values) {
-        kernels::Buffer buffer = backend->Allocate(values.size() * sizeof(float));
-        std::copy(values.begin(), values.end(), static_cast<float*>(buffer.data()));
-        return buffer;
-      };
       layer.router_bias = copy(router_bias);
       layer.gate_up_bias = copy(gate_up_bias);
       layer.down_bias = copy(down_bias);
@@ -108,13 +127,14 @@ TEST_F(ExpertMlpTest, AddsWhatPlainLoopsAdd) {
     }
     std::vector<float> normed = Normal(m * hidden, 1), state = Normal(m * hidden, 1);
     const std::vector<float> before = state;
-    std::vector<float> gate_rows(m * 2 * width), activated(m * width);
+    const int64_t widest = std::max(width, shared);
+    std::vector<float> gate_rows(m * 2 * widest), activated(m * widest);
     const auto view = [m](std::vector<float>& values, int64_t cols) {
       return kernels::Tensor{values.data(), DType::kF32, m, cols, cols};
     };
     auto mlp = ExpertMlp::Create(config, *backend, m);
     ASSERT_TRUE(mlp.ok()) << mlp.status();
-    (*mlp)->Add(layer, view(normed, hidden), view(gate_rows, 2 * width), view(activated, width),
+    (*mlp)->Add(layer, view(normed, hidden), view(gate_rows, 2 * widest), view(activated, widest),
                 view(state, hidden));
 
     for (int64_t i = 0; i < m; ++i) {
@@ -131,17 +151,23 @@ TEST_F(ExpertMlpTest, AddsWhatPlainLoopsAdd) {
       }
       double of_all = 0;
       for (const auto& logit : logits) of_all += std::exp(logit.first);
+      const auto logistic = [](double x) { return 1 / (1 + std::exp(-x)); };
+      std::vector<double> scores(config.experts.count);
+      for (auto& [key, e] : logits) {
+        scores[e] = sigmoid ? logistic(key) : std::exp(key) / of_all;
+        if (config.experts.corrected) key = scores[e] + correction[e];
+      }
       std::sort(logits.begin(), logits.end(), std::greater<>());
       const bool in_doubt =
           k < config.experts.count && logits[k - 1].first - logits[k].first < 1e-5;
       if (in_doubt) continue;
       double of_chosen = 0;
-      for (int64_t s = 0; s < k; ++s) of_chosen += std::exp(logits[s].first);
+      for (int64_t s = 0; s < k; ++s) of_chosen += scores[logits[s].second];
       std::vector<double> expected(before.begin() + i * hidden, before.begin() + (i + 1) * hidden);
       for (int64_t s = 0; s < k; ++s) {
         const int32_t e = logits[s].second;
         const double weight =
-            std::exp(logits[s].first) / (config.experts.normalized ? of_chosen : of_all);
+            config.experts.scale * scores[e] / (config.experts.normalized ? of_chosen : 1);
         std::vector<double> inner(width);
         for (int64_t j = 0; j < width; ++j) {
           double gate = dot(&gate_up[e][j * hidden], x, hidden);
@@ -162,6 +188,16 @@ TEST_F(ExpertMlpTest, AddsWhatPlainLoopsAdd) {
           const double bias = has_biases ? down_bias[e * hidden + j] : 0;
           expected[j] += weight * (dot(&down[e][j * width], inner.data(), width) + bias);
         }
+      }
+      const double of_shared =
+          config.experts.shared_is_gated ? logistic(dot(shared_gating.data(), x, hidden)) : 1;
+      std::vector<double> inner(shared);
+      for (int64_t j = 0; j < shared; ++j) {
+        const double gate = dot(&shared_gate_up[j * hidden], x, hidden);
+        inner[j] = gate * logistic(gate) * dot(&shared_gate_up[(shared + j) * hidden], x, hidden);
+      }
+      for (int64_t j = 0; j < hidden; ++j) {
+        expected[j] += of_shared * dot(&shared_down[j * shared], inner.data(), shared);
       }
       for (int64_t j = 0; j < hidden; ++j) {
         ASSERT_NEAR(state[i * hidden + j], expected[j], 1e-4)
@@ -305,6 +341,43 @@ TEST_F(GptOssModelTest, ATokenHasTheSameBitsHoweverItsPromptIsCutInEveryFormOfWe
   ExpectTheSameBitsHoweverAPromptIsCut();
 }
 
+// A model as GLM-4.5 has it: corrected sigmoids, weights scaled, a shared expert, which is wider here, and with Qwen2 MoE's gate.
+class SharedExpertModelTest : public ExpertModelTest {
+ protected:
+  SharedExpertModelTest() {
+    config_.family = ModelConfig::Family::kQwen2Moe;
+    for (LayerSpec& layer : config_.layers) layer.qk_norm = false;
+    ExpertsConfig& experts = config_.experts;
+    experts.scores = kernels::ExpertRouting::Scores::kSigmoid;
+    experts.scale = 1.5;
+    experts.shared_intermediate_size = 256;
+    experts.shared_is_gated = true;
+    weights_ = *MakeSyntheticWeights(config_, 7);
+  }
+};
+
+TEST_F(SharedExpertModelTest, ATokenHasTheSameBitsHoweverItsPromptIsCutInEveryFormOfWeights) {
+  ExpectTheSameBitsHoweverAPromptIsCut();
+}
+
+TEST_F(SharedExpertModelTest, TheGateCountsAndTheSharedExpertIsNoneThatAStepPassesBy) {
+  const auto cpu = kernels::MakeCpuBackend("auto", 2);
+  const auto gated = Make(*cpu, WeightStorage::kWide);
+  const std::vector<int32_t> blocks = testing::ShuffledBlocks(*gated, random_);
+  const auto expected = testing::Run(*gated, tokens_, 0, blocks, kTokens, 50);
+  // The shared expert's bytes are read for every token: they are none of the experts' that a step may pass by.
+  config_.experts.shared_is_gated = false;
+  weights_ = *MakeSyntheticWeights(config_, 7);
+  const auto plain = Make(*cpu, WeightStorage::kWide);
+  EXPECT_NE(testing::Run(*plain, tokens_, 0, blocks, kTokens, 50), expected);
+  EXPECT_EQ(plain->expert_bytes(), gated->expert_bytes());
+  config_.experts.shared_intermediate_size = 0;
+  weights_ = *MakeSyntheticWeights(config_, 7);
+  const auto alone = Make(*cpu, WeightStorage::kWide);
+  EXPECT_EQ(alone->expert_bytes(), gated->expert_bytes());
+  EXPECT_LT(alone->weight_bytes(), plain->weight_bytes());
+}
+
 // The router's choice can be read when the device was waited for, and not before.
 TEST_F(ExpertModelTest, ADeviceIsWaitedForAndGivesTheSameLogits) {
   const auto cpu = kernels::MakeCpuBackend("auto", 2);
@@ -348,7 +421,7 @@ class RoutingDevice : public PretendedDevice {
       const auto cols = static_cast<int64_t>(values.size()) / rows;
       return kernels::Tensor{values.data(), DType::kF32, rows, cols, cols};
     };
-    cpu_.RouteExperts(args.logits, args.normalize, ids.data(), view(weights, m));
+    cpu_.RouteExperts(args.logits, args.routing, ids.data(), view(weights, m));
     for (int64_t slot = 0; slot < slots; ++slot) {
       const kernels::ExpertMatrices& expert = experts[ids[slot]];
       std::vector<float> gated(expert.gate_up->out_features()), activated(gated.size() / 2);
@@ -397,6 +470,22 @@ TEST_F(ExpertModelTest, ADeviceThatRoutesIsNotWaitedForAndTheHostRoutesTheRest) 
 
 TEST_F(GptOssModelTest, ADeviceThatRoutesIsToldOfBiasesAndOfTheGate) {
   const auto cpu = kernels::MakeCpuBackend("auto", 2);
+  const auto of_cpu = Make(*cpu, WeightStorage::kWide);
+  RoutingDevice device(*cpu);
+  const auto of_device = Make(device, WeightStorage::kWide);
+  device.most = 50;
+  const std::vector<int32_t> blocks = testing::ShuffledBlocks(*of_cpu, random_);
+  EXPECT_EQ(testing::Run(*of_device, tokens_, 0, blocks, kTokens, 50),
+            testing::Run(*of_cpu, tokens_, 0, blocks, kTokens, 50));
+  EXPECT_GT(device.calls, 0);
+}
+
+TEST_F(SharedExpertModelTest, ADeviceThatRoutesIsToldHow) {
+  const auto cpu = kernels::MakeCpuBackend("auto", 2);
+  config_.family = ModelConfig::Family::kGlm4Moe;
+  config_.experts.corrected = true;
+  config_.experts.shared_is_gated = false;
+  weights_ = *MakeSyntheticWeights(config_, 7);
   const auto of_cpu = Make(*cpu, WeightStorage::kWide);
   RoutingDevice device(*cpu);
   const auto of_device = Make(device, WeightStorage::kWide);

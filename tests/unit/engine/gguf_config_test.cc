@@ -209,8 +209,8 @@ TEST(GgufConfig, WhatWouldChangeTheAnswerIsRefusedByName) {
   const std::vector<Refusal> refusals = {
       {"architecture", set("general.architecture", "gemma4"),
        "\"gemma4\" is not supported; winnow runs llama, mistral3, qwen2, qwen3, qwen3vl, smollm3, "
-       "seed_oss, granite, phi3, glm4, olmo2, gemma3, exaone4, ernie4_5, qwen3moe, qwen3vlmoe, "
-       "olmoe, granitemoe, gpt-oss"},
+       "seed_oss, granite, phi3, glm4, olmo2, gemma3, exaone4, ernie4_5, ernie4_5-moe, "
+       "minimax-m2, qwen2moe, qwen3moe, qwen3vlmoe, olmoe, granitemoe, glm4moe, dots1, gpt-oss"},
       {"no architecture", remove("general.architecture"), "\"general.architecture\": missing",
        kInvalid},
       {"an adapter", set("general.type", "adapter"), "\"adapter\" is not supported"},

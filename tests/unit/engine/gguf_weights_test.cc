@@ -64,6 +64,26 @@ json SmallConfig(const std::string& model_type) {
   if (model_type == "qwen3_moe") {
     config.update({{"moe_intermediate_size", 32}, {"norm_topk_prob", true}});
   }
+  if (model_type == "qwen2_moe") {
+    config.update({{"moe_intermediate_size", 32}, {"shared_expert_intermediate_size", 64}});
+  }
+  if (model_type == "ernie4_5_moe") {
+    config.erase("num_local_experts");
+    config.erase("num_experts_per_tok");
+    config.update({{"moe_intermediate_size", 32}, {"moe_num_experts", 5}, {"moe_k", 2}});
+  }
+  if (model_type == "glm4_moe" || model_type == "dots1") {
+    config.erase("num_local_experts");
+    config.update({{"moe_intermediate_size", 32},
+                   {"n_routed_experts", 5},
+                   {"num_experts_per_tok", 2},
+                   {"n_shared_experts", 2},
+                   {"first_k_dense_replace", 1},
+                   {"routed_scaling_factor", 2.5}});
+  }
+  if (model_type == "minimax_m2") {
+    config.update({{"num_local_experts", 5}, {"num_experts_per_tok", 2}, {"rotary_dim", 32}});
+  }
   if (model_type == "ministral3") {
     config["rope_scaling"] = {
         {"rope_type", "yarn"}, {"factor", 4.0},         {"original_max_position_embeddings", 16},
@@ -118,8 +138,30 @@ GgufBuilder KeysOf(const ModelConfig& config) {
     set("expert_count", static_cast<uint32_t>(config.experts.count));
     set("expert_used_count", static_cast<uint32_t>(config.experts.per_token));
   }
-  if (name == "qwen3moe") {
+  if (name == "qwen3moe" || config.experts.shared_intermediate_size != 0) {
     set("expert_feed_forward_length", static_cast<uint32_t>(config.experts.intermediate_size));
+  }
+  const ExpertKeys* experts = FamilyOf(config.family).experts;
+  const auto dense = static_cast<uint32_t>(config.NumLayersOf(LayerSpec::Mlp::kGatedSilu));
+  if (experts != nullptr && experts->scores == ExpertKeys::Scores::kSigmoid) {
+    set("expert_gating_func", uint32_t{2});
+  }
+  if (name == "qwen2moe" || name == "ernie4_5-moe") {
+    set("expert_shared_feed_forward_length",
+        static_cast<uint32_t>(config.experts.shared_intermediate_size));
+  }
+  if (name == "ernie4_5-moe") {
+    set("leading_dense_block_count", dense);
+    set("interleave_moe_layer_step", uint32_t{1});
+  }
+  if (name == "glm4moe" || name == "dots1") {
+    set("leading_dense_block_count", dense);
+    set("expert_shared_count", uint32_t{2});
+    set("expert_weights_scale", static_cast<float>(config.experts.scale));
+    set("expert_weights_norm", config.experts.normalized);
+  }
+  if (config.rotary_dim != 0 && name != "phi3") {
+    set("rope.dimension_count", static_cast<uint32_t>(config.rotary_dim));
   }
   if (name == "phi3") {
     const RopeScaling& scaling = config.ropes[0].scaling;
@@ -231,7 +273,8 @@ class RandomModel {
 TEST(GgufWeights, AFileAndADirectoryOfTheSameModelGiveTheSameLogits) {
   for (const char* model_type :
        {"llama", "qwen2", "qwen3", "smollm3", "seed_oss", "granite", "phi3", "ernie4_5",
-        "ministral3", "mixtral", "qwen3_moe", "olmoe", "granitemoe"}) {
+        "ministral3", "mixtral", "qwen3_moe", "olmoe", "granitemoe", "qwen2_moe", "ernie4_5_moe",
+        "minimax_m2", "glm4_moe", "dots1"}) {
     for (const bool tied : {false, true}) {
       SCOPED_TRACE(std::string(model_type) + (tied ? ", tied" : ""));
       json json_config = SmallConfig(model_type);
@@ -239,6 +282,11 @@ TEST(GgufWeights, AFileAndADirectoryOfTheSameModelGiveTheSameLogits) {
       if (std::string(model_type) == "llama" || std::string(model_type) == "granite")
         json_config["attention_bias"] = json_config["mlp_bias"] = tied;
       if (std::string(model_type) == "ernie4_5") json_config["use_bias"] = tied;
+      if (std::string(model_type) == "glm4_moe") {
+        json_config["attention_bias"] = json_config["use_qk_norm"] = tied;
+        json_config["norm_topk_prob"] = !tied;
+      }
+      if (std::string(model_type) == "dots1") json_config["norm_topk_prob"] = tied;
       const RandomModel model(json_config);
       const std::string path = model.Write(model.Gguf(DType::kF32), "f32.gguf");
       const std::vector<float> expected = Logits(model.directory(), DType::kF32);
@@ -248,6 +296,35 @@ TEST(GgufWeights, AFileAndADirectoryOfTheSameModelGiveTheSameLogits) {
       EXPECT_EQ(LoadModelConfig(path)->tie_word_embeddings, tied);
     }
   }
+}
+
+TEST(GgufWeights, LayersThatPredictFurtherTokensArePassedOver) {
+  const RandomModel model(SmallConfig("glm4_moe"));
+  const std::vector<float> expected = Logits(model.directory(), DType::kF32);
+  GgufBuilder file = model.Gguf(DType::kF32);
+  file.Remove("glm4moe.block_count");
+  file.Set("glm4moe.block_count", uint32_t{3});
+  file.Set("glm4moe.nextn_predict_layers", uint32_t{1});
+  for (const char* name : {"blk.2.nextn.enorm.weight", "blk.2.attn_q.weight"}) {
+    file.Tensor(name, {2}, kGgufF32, std::string(8, '\0'));
+  }
+  const std::string path = model.Write(file, "further.gguf");
+  EXPECT_EQ(LoadModelConfig(path)->num_layers(), 2);
+  EXPECT_EQ(Logits(path, DType::kF32), expected);
+  file.Tensor("blk.3.attn_q.weight", {2}, kGgufF32, std::string(8, '\0'));
+  const std::string beyond = model.Write(file, "beyond.gguf");
+  EXPECT_THAT(std::string(LoadWeights(beyond, *LoadModelConfig(beyond)).status().message()),
+              HasSubstr("\"blk.3.attn_q.weight\""));
+}
+
+TEST(GgufWeights, AnOldFileOfErnieHasNoCorrection) {
+  const RandomModel model(SmallConfig("ernie4_5_moe"));
+  GgufBuilder file = model.Gguf(DType::kF32);
+  std::erase_if(file.tensors(),
+                [](const auto& tensor) { return tensor.name == "blk.1.exp_probs_b.bias"; });
+  const std::string path = model.Write(file, "old.gguf");
+  EXPECT_FALSE(LoadModelConfig(path)->experts.corrected);
+  EXPECT_NE(Logits(path, DType::kF32), Logits(model.directory(), DType::kF32));
 }
 
 TEST(GgufWeights, ExpertsOfAFileAreFoundAndWhatIsNotComputedIsNamed) {
@@ -294,7 +371,14 @@ TEST(GgufWeights, ExpertsOfAFileAreFoundAndWhatIsNotComputedIsNamed) {
       {set("qwen3moe.expert_gating_func", uint32_t{2}), kUnimplemented, "1, the softmax"},
       {set("qwen3moe.expert_shared_count", uint32_t{1}), kUnimplemented,
        "\"qwen3moe.expert_shared_count\""},
-      {set("qwen3moe.expert_group_count", uint32_t{4}), kUnimplemented, "expert_group_count"},
+      {set("qwen3moe.leading_dense_block_count", uint32_t{1}), kUnimplemented,
+       "leading_dense_block_count"},
+      {set("qwen3moe.expert_group_count", uint32_t{4}), absl::StatusCode::kOk, ""},
+      {[&](GgufBuilder& f) {
+         f.Set("qwen3moe.expert_group_count", uint32_t{4});
+         f.Set("qwen3moe.expert_group_used_count", uint32_t{2});
+       },
+       kUnimplemented, "2 of 4 groups"},
       {[&](GgufBuilder& f) { named(f, "blk.1.ffn_up_exps.weight").name = "blk.1.other"; },
        absl::StatusCode::kNotFound, "tensor \"blk.1.ffn_up_exps.weight\" is missing"},
       {[&](GgufBuilder& f) { named(f, "blk.1.ffn_up_exps.weight").name = "blk.1.ffn_up.0.weight"; },

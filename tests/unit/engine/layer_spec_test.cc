@@ -21,12 +21,19 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-// config.json of the family with these keys.
+// config.json of the family with these keys. All layers have experts, or none has.
 absl::StatusOr<ModelConfig> Parse(const ModelFamily& family, const nlohmann::json& keys) {
   nlohmann::json config = TinyConfig();
   config["architectures"] = {family.architecture};
   config["model_type"] = family.model_type;
   config["sliding_window"] = nullptr;
+  if (const ExpertKeys* experts = family.experts; experts != nullptr) {
+    using DenseLayers = ExpertKeys::DenseLayers;
+    if (!experts->count_key.empty()) config[std::string(experts->count_key)] = 8;
+    config[std::string(experts->per_token_key)] = 2;
+    if (experts->dense == DenseLayers::kFirst) config["first_k_dense_replace"] = 0;
+    if (experts->dense == DenseLayers::kOutside) config["moe_layer_start_index"] = 0;
+  }
   config.update(keys);
   return ParseModelConfig(config.dump(), "config.json", "", "");
 }
@@ -72,6 +79,15 @@ TEST(ModelFamilyTest, EntryGivesTheLayersOfItsModels) {
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kErnie).layer, LayerSpec());
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kMixtral).layer,
             LayerSpec{.mlp = LayerSpec::Mlp::kExperts});
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kQwen2Moe).layer,
+            (LayerSpec{.mlp = LayerSpec::Mlp::kExperts, .qkv_bias = true}));
+  for (const auto family : {ModelConfig::Family::kGlm4Moe, ModelConfig::Family::kErnieMoe}) {
+    EXPECT_EQ(FamilyOf(family).layer, LayerSpec{.mlp = LayerSpec::Mlp::kExperts});
+  }
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kMiniMaxM2).layer,
+            (LayerSpec{.mlp = LayerSpec::Mlp::kExperts, .qk_norm = true, .qk_norm_whole = true}));
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kDots1).layer,
+            (LayerSpec{.mlp = LayerSpec::Mlp::kExperts, .qk_norm = true}));
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kQwen3Moe).layer,
             (LayerSpec{.mlp = LayerSpec::Mlp::kExperts, .qk_norm = true}));
   EXPECT_EQ(FamilyOf(ModelConfig::Family::kGptOss).layer,

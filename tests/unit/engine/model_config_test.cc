@@ -718,13 +718,15 @@ std::vector<Refusal> Refusals() {
        "GlmForCausalLM, "
        "Glm4ForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, Gemma3ForCausalLM, "
        "Exaone4ForCausalLM, "
-       "Ernie4_5ForCausalLM, MixtralForCausalLM, Qwen3MoeForCausalLM, Qwen3VLMoeTextModel, "
-       "OlmoeForCausalLM, GraniteMoeForCausalLM, GptOssForCausalLM, and the text part of "
+       "Ernie4_5ForCausalLM, Ernie4_5_MoeForCausalLM, MixtralForCausalLM, MiniMaxM2ForCausalLM, "
+       "Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3VLMoeTextModel, "
+       "OlmoeForCausalLM, GraniteMoeForCausalLM, Glm4MoeForCausalLM, Dots1ForCausalLM, "
+       "GptOssForCausalLM, and the text part of "
        "Mistral3ForConditionalGeneration and of Gemma3ForConditionalGeneration and of "
        "Qwen3VLForConditionalGeneration and of Qwen3VLMoeForConditionalGeneration"},
       {"architectures", With({{"architectures", {"GraniteMoeSharedForCausalLM"}}}), kUnimplemented,
        "winnow runs"},
-      {"architectures", With({{"architectures", {"Qwen2MoeForCausalLM"}}}), kUnimplemented,
+      {"architectures", With({{"architectures", {"DeepseekV3ForCausalLM"}}}), kUnimplemented,
        "winnow runs"},
       {"architectures", With({{"architectures", "LlamaForCausalLM"}}), kInvalid,
        "list of one string"},
@@ -1040,6 +1042,226 @@ TEST(ModelConfigTest, SomeLayersMayHaveOneMlpAmongLayersOfExperts) {
   EXPECT_EQ(ParseGood(Qwen3Moe({{"decoder_sparse_step", 6}})).experts, ExpertsConfig());
 }
 
+using Scores = kernels::ExpertRouting::Scores;
+
+std::string KindsOf(const ModelConfig& config) {
+  std::string text;
+  for (const LayerSpec& layer : config.layers) {
+    text += layer.mlp == LayerSpec::Mlp::kExperts ? 'e' : 'd';
+  }
+  return text;
+}
+
+// As GLM-4.5-Air's file has it, but for the layers' number.
+json Glm45Air(const json& keys = json::object()) {
+  json config = {{"architectures", {"Glm4MoeForCausalLM"}},
+                 {"attention_bias", true},
+                 {"attention_dropout", 0.0},
+                 {"pad_token_id", 151329},
+                 {"eos_token_id", {151329, 151336, 151338}},
+                 {"head_dim", 128},
+                 {"hidden_act", "silu"},
+                 {"hidden_size", 4096},
+                 {"partial_rotary_factor", 0.5},
+                 {"initializer_range", 0.02},
+                 {"intermediate_size", 10944},
+                 {"max_position_embeddings", 131072},
+                 {"model_type", "glm4_moe"},
+                 {"moe_intermediate_size", 1408},
+                 {"norm_topk_prob", true},
+                 {"num_attention_heads", 96},
+                 {"n_group", 1},
+                 {"topk_group", 1},
+                 {"n_routed_experts", 128},
+                 {"n_shared_experts", 1},
+                 {"routed_scaling_factor", 1.0},
+                 {"num_experts_per_tok", 8},
+                 {"first_k_dense_replace", 1},
+                 {"num_hidden_layers", 3},
+                 {"num_key_value_heads", 8},
+                 {"rms_norm_eps", 1e-05},
+                 {"rope_scaling", nullptr},
+                 {"rope_theta", 1000000},
+                 {"num_nextn_predict_layers", 1},
+                 {"tie_word_embeddings", false},
+                 {"torch_dtype", "bfloat16"},
+                 {"use_cache", true},
+                 {"use_qk_norm", false},
+                 {"vocab_size", 151552}};
+  config.update(keys);
+  return config;
+}
+
+TEST(ModelConfigTest, Glm45IsReadAsItIsPublished) {
+  const ModelConfig air = ParseGood(Glm45Air());
+  EXPECT_EQ(air.family, Family::kGlm4Moe);
+  EXPECT_EQ(air.experts, (ExpertsConfig{.count = 128,
+                                        .per_token = 8,
+                                        .intermediate_size = 1408,
+                                        .scores = Scores::kSigmoid,
+                                        .normalized = true,
+                                        .corrected = true,
+                                        .shared_intermediate_size = 1408}));
+  EXPECT_EQ(KindsOf(air), "dee");
+  EXPECT_EQ(air.rotary_dim, 64);
+  EXPECT_EQ(air.prediction_layers, 1);
+  EXPECT_THAT(air.unknown_keys, IsEmpty());
+  for (const LayerSpec& layer : air.layers) {
+    EXPECT_TRUE(layer.qkv_bias);
+    EXPECT_FALSE(layer.o_bias);
+    EXPECT_FALSE(layer.qk_norm);
+  }
+  // GLM-4.5, the larger one.
+  const ModelConfig large = ParseGood(Glm45Air({{"use_qk_norm", true},
+                                                {"first_k_dense_replace", 2},
+                                                {"n_routed_experts", 160},
+                                                {"routed_scaling_factor", 2.5},
+                                                {"n_shared_experts", 2}}));
+  EXPECT_EQ(KindsOf(large), "dde");
+  EXPECT_EQ(large.experts.scale, 2.5);
+  EXPECT_EQ(large.experts.shared_intermediate_size, 2816);
+  EXPECT_TRUE(large.layers[0].qk_norm);
+  EXPECT_FALSE(large.layers[0].qk_norm_whole);
+  EXPECT_EQ(ParseGood(Glm45Air({{"n_group", 4}, {"topk_group", 4}})).experts, air.experts);
+}
+
+// As MiniMax-M2's file has it, but for the layers' number and its quantised weights.
+json MiniMaxM2(const json& keys = json::object()) {
+  json config = {{"architectures", {"MiniMaxM2ForCausalLM"}},
+                 {"attention_dropout", 0.0},
+                 {"attn_type_list", {1, 1}},
+                 {"auto_map", {{"AutoConfig", "configuration_minimax_m2.MiniMaxM2Config"}}},
+                 {"bos_token_id", nullptr},
+                 {"eos_token_id", nullptr},
+                 {"head_dim", 128},
+                 {"hidden_act", "silu"},
+                 {"hidden_size", 3072},
+                 {"initializer_range", 0.02},
+                 {"intermediate_size", 1536},
+                 {"layernorm_full_attention_beta", 1.0},
+                 {"layernorm_linear_attention_beta", 1.0},
+                 {"layernorm_mlp_beta", 1.0},
+                 {"max_position_embeddings", 196608},
+                 {"mlp_intermediate_size", 8192},
+                 {"model_type", "minimax_m2"},
+                 {"mtp_transformer_layers", 1},
+                 {"num_attention_heads", 48},
+                 {"num_experts_per_tok", 8},
+                 {"num_hidden_layers", 2},
+                 {"num_key_value_heads", 8},
+                 {"num_local_experts", 256},
+                 {"num_mtp_modules", 3},
+                 {"output_router_logits", false},
+                 {"qk_norm_type", "per_layer"},
+                 {"rms_norm_eps", 1e-06},
+                 {"rope_theta", 5000000},
+                 {"rotary_dim", 64},
+                 {"router_aux_loss_coef", 0.001},
+                 {"router_jitter_noise", 0.0},
+                 {"scoring_func", "sigmoid"},
+                 {"shared_intermediate_size", 0},
+                 {"shared_moe_mode", "sigmoid"},
+                 {"sliding_window", nullptr},
+                 {"tie_word_embeddings", false},
+                 {"use_cache", true},
+                 {"use_mtp", true},
+                 {"use_qk_norm", true},
+                 {"use_routing_bias", true},
+                 {"vocab_size", 200064}};
+  config.update(keys);
+  return config;
+}
+
+TEST(ModelConfigTest, MiniMaxM2IsReadAsItIsPublished) {
+  const ModelConfig config = ParseGood(MiniMaxM2());
+  EXPECT_EQ(config.family, Family::kMiniMaxM2);
+  EXPECT_EQ(config.experts, (ExpertsConfig{.count = 256,
+                                           .per_token = 8,
+                                           .intermediate_size = 1536,
+                                           .scores = Scores::kSigmoid,
+                                           .normalized = true,
+                                           .corrected = true}));
+  EXPECT_EQ(config.rotary_dim, 64);
+  EXPECT_TRUE(config.layers[1].qk_norm_whole);
+  EXPECT_THAT(config.unknown_keys, IsEmpty());
+}
+
+TEST(ModelConfigTest, Qwen2MoesSharedExpertHasASizeAndAGate) {
+  const auto qwen = [](const json& keys) {
+    return MoeConfig("Qwen2MoeForCausalLM", "qwen2_moe", keys);
+  };
+  const ModelConfig plain = ParseGood(qwen({{"sliding_window", 0}, {"use_sliding_window", false}}));
+  EXPECT_EQ(plain.experts, (ExpertsConfig{.count = 60,
+                                          .per_token = 4,
+                                          .intermediate_size = 1408,
+                                          .shared_intermediate_size = 5632,
+                                          .shared_is_gated = true}));
+  EXPECT_TRUE(plain.layers[0].qkv_bias);
+  EXPECT_FALSE(plain.layers[0].o_bias);
+  const ModelConfig other = ParseGood(qwen({{"qkv_bias", false},
+                                            {"mlp_only_layers", {0}},
+                                            {"norm_topk_prob", true},
+                                            {"shared_expert_intermediate_size", 0}}));
+  EXPECT_EQ(KindsOf(other), "de");
+  EXPECT_TRUE(other.experts.normalized);
+  EXPECT_EQ(other.experts.shared_intermediate_size, 0);
+  EXPECT_FALSE(other.experts.shared_is_gated);
+  EXPECT_FALSE(other.layers[0].qkv_bias);
+}
+
+TEST(ModelConfigTest, ErniesExpertsAreInARangeOfLayers) {
+  const auto ernie = [](json keys) {
+    keys["num_hidden_layers"] = 6;
+    return MoeConfig("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", keys);
+  };
+  const ModelConfig plain = ParseGood(ernie({{"moe_capacity", {64, 64, 64}},
+                                             {"moe_gate", "topk"},
+                                             {"moe_use_aux_free", true},
+                                             {"moe_norm_min", 1e-12}}));
+  EXPECT_EQ(plain.experts, (ExpertsConfig{.count = 64,
+                                          .per_token = 6,
+                                          .intermediate_size = 1536,
+                                          .normalized = true,
+                                          .corrected = true,
+                                          .shared_intermediate_size = 3072}));
+  EXPECT_EQ(KindsOf(plain), "deeeee");
+  EXPECT_THAT(plain.unknown_keys, IsEmpty());
+  EXPECT_EQ(KindsOf(ParseGood(ernie({{"moe_layer_start_index", 2}, {"moe_layer_end_index", 4}}))),
+            "ddeeed");
+  EXPECT_EQ(KindsOf(ParseGood(ernie({{"moe_layer_start_index", 0}, {"moe_layer_interval", 2}}))),
+            "dedede");
+  EXPECT_EQ(ParseGood(ernie({{"moe_num_shared_experts", 0}})).experts.shared_intermediate_size, 0);
+  EXPECT_EQ(ParseGood(ernie({{"moe_k", 3}, {"moe_num_experts", 8}})).experts.per_token, 3);
+}
+
+TEST(ModelConfigTest, DotsIsReadAsItIsPublished) {
+  const ModelConfig dots = ParseGood(MoeConfig("Dots1ForCausalLM", "dots1",
+                                               {{"n_routed_experts", 128},
+                                                {"n_shared_experts", 2},
+                                                {"num_experts_per_tok", 6},
+                                                {"moe_intermediate_size", 1408},
+                                                {"first_k_dense_replace", 1},
+                                                {"routed_scaling_factor", 2.5},
+                                                {"norm_topk_prob", true},
+                                                {"scoring_func", "noaux_tc"},
+                                                {"topk_method", "noaux_tc"},
+                                                {"n_group", 1},
+                                                {"topk_group", 1},
+                                                {"max_window_layers", 62},
+                                                {"sliding_window", nullptr}}));
+  EXPECT_EQ(dots.experts, (ExpertsConfig{.count = 128,
+                                         .per_token = 6,
+                                         .intermediate_size = 1408,
+                                         .scores = Scores::kSigmoid,
+                                         .normalized = true,
+                                         .corrected = true,
+                                         .scale = 2.5,
+                                         .shared_intermediate_size = 2816}));
+  EXPECT_EQ(KindsOf(dots), "de");
+  EXPECT_TRUE(dots.layers[0].qk_norm);
+  EXPECT_THAT(dots.unknown_keys, IsEmpty());
+}
+
 // As gpt-oss-20b's file has it, but for the layers' number.
 TEST(ModelConfigTest, GptOssIsReadAsItIsPublished) {
   json config = {{"architectures", {"GptOssForCausalLM"}},
@@ -1151,6 +1373,36 @@ TEST(ModelConfigTest, ExpertsThatCannotBeAreRefusedByKey) {
        kUnimplemented},
       {Mixtral({{"attention_bias", true}}), "attention_bias", "Mixtral models have none",
        kUnimplemented},
+      {Mixtral({{"n_shared_experts", 1}}), "n_shared_experts", "is not supported", kUnimplemented},
+      {Glm45Air({{"n_group", 8}, {"topk_group", 4}}), "topk_group", "4 of 8 groups",
+       kUnimplemented},
+      {Glm45Air({{"scoring_func", "softmax"}}), "scoring_func", "must be \"sigmoid\"",
+       kUnimplemented},
+      {Glm45Air({{"topk_method", "greedy"}}), "topk_method", "must be \"noaux_tc\"",
+       kUnimplemented},
+      {Glm45Air({{"routed_scaling_factor", 0.0}}), "routed_scaling_factor", ""},
+      {Glm45Air({{"n_shared_experts", 1024}}), "n_shared_experts", "together of 1441792"},
+      {Glm45Air({{"num_experts_per_tok", 129}}), "num_experts_per_tok", "129 of 128 experts"},
+      {MiniMaxM2({{"use_qk_norm", false}}), "use_qk_norm", "false is not supported",
+       kUnimplemented},
+      {MiniMaxM2({{"qk_norm_type", "per_head"}}), "qk_norm_type", "winnow has \"per_layer\"",
+       kUnimplemented},
+      {MiniMaxM2({{"use_routing_bias", false}}), "use_routing_bias", "", kUnimplemented},
+      {MiniMaxM2({{"shared_intermediate_size", 512}}), "shared_intermediate_size", "",
+       kUnimplemented},
+      {MiniMaxM2({{"layernorm_mlp_beta", 3.5}}), "layernorm_mlp_beta", "", kUnimplemented},
+      {MiniMaxM2({{"attn_type_list", {1, 0}}}), "attn_type_list", "from 1 to 1"},
+      {MiniMaxM2({{"rotary_dim", 129}}), "rotary_dim", "from 2 to 128"},
+      {MiniMaxM2({{"rotary_dim", 63}}), "partial_rotary_factor", "is 63"},
+      {MoeConfig("Dots1ForCausalLM", "dots1", {{"num_experts_per_tok", 2}}), "n_routed_experts",
+       "missing"},
+      {MoeConfig("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", {{"use_bias", true}}), "use_bias",
+       "experts have no biases", kUnimplemented},
+      {MoeConfig("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", {{"moe_norm_min", 0.5}}),
+       "moe_norm_min", ""},
+      {MoeConfig("Qwen2MoeForCausalLM", "qwen2_moe",
+                 {{"use_sliding_window", true}, {"sliding_window", 64}}),
+       "sliding_window", "have no windows", kUnimplemented},
   };
   for (const auto& refused : kCases) {
     const absl::Status status = Parse(refused.config).status();

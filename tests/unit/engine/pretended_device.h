@@ -140,10 +140,10 @@ class PretendedDevice : public TimedBackend {
     cpu_.Sample(logits, rows, tokens.data());
     sampled_.emplace_back(std::move(tokens), sampled);
   }
-  void RouteExperts(const kernels::Tensor& logits, bool normalize, int32_t* ids,
-                    const kernels::Tensor& weights) override {
+  void RouteExperts(const kernels::Tensor& logits, const kernels::ExpertRouting& routing,
+                    int32_t* ids, const kernels::Tensor& weights) override {
     std::vector<int32_t> made(logits.rows * weights.cols);
-    cpu_.RouteExperts(logits, normalize, made.data(), weights);
+    cpu_.RouteExperts(logits, routing, made.data(), weights);
     routed_.emplace_back(std::move(made), ids);
   }
   void MeasureSelection(const kernels::MeasureSelectionArgs& args) override {

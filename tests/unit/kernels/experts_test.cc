@@ -20,24 +20,41 @@ class ExpertsTest : public EachIsa {
     }
     return logits;
   }
+  // Every kind of scores, normalized or not, with a correction of some experts or without.
+  std::vector<ExpertRouting> AnyRoutings(int64_t experts) {
+    correction_.resize(experts);
+    for (float& value : correction_) value = random_.Int(0, 2) == 0 ? 0 : random_.Normal(0.3f);
+    std::vector<ExpertRouting> routings;
+    for (const auto scores : {ExpertRouting::Scores::kSoftmax, ExpertRouting::Scores::kSigmoid}) {
+      for (const bool normalized : {false, true}) {
+        for (const bool corrected : {false, true}) {
+          const float scale = random_.Int(0, 1) == 0 ? 1.0f : 2.5f;
+          routings.push_back({scores, normalized, scale, corrected ? correction_.data() : nullptr});
+        }
+      }
+    }
+    return routings;
+  }
+
+  std::vector<float> correction_;
 };
 WINNOW_FOR_EACH_ISA(ExpertsTest);
 
 TEST_P(ExpertsTest, RoutesAsTheReferenceWhateverElseIsInTheBatch) {
   SCOPED_TRACE(Seed());
   for (const int64_t experts : {int64_t{1}, int64_t{8}, int64_t{128}, random_.Int(2, 1024)}) {
-    for (const bool normalize : {false, true}) {
+    for (const ExpertRouting& routing : AnyRoutings(experts)) {
       const int64_t m = random_.Int(1, 40),
                     per_token = random_.Int(1, std::min<int64_t>(experts, 12));
       Matrix logits = AnyLogits(m, experts);
       Matrix weights(m, per_token), expected(m, per_token), alone(1, per_token);
       std::vector<int32_t> ids(m * per_token), expected_ids(m * per_token), ids_alone(per_token);
-      Make(3)->RouteExperts(logits.tensor(), normalize, ids.data(), weights.tensor());
-      RouteExpertsRef(logits.tensor(), normalize, expected_ids.data(), expected.tensor());
+      Make(3)->RouteExperts(logits.tensor(), routing, ids.data(), weights.tensor());
+      RouteExpertsRef(logits.tensor(), routing, expected_ids.data(), expected.tensor());
       EXPECT_EQ(ids, expected_ids) << experts << " experts, " << per_token << " for a token";
       ExpectNear(weights, expected, 0, 1e-6);
       const int64_t row = random_.Int(0, m - 1);
-      Make(1)->RouteExperts(logits.tensor().RowRange(row, 1), normalize, ids_alone.data(),
+      Make(1)->RouteExperts(logits.tensor().RowRange(row, 1), routing, ids_alone.data(),
                             alone.tensor());
       EXPECT_TRUE(SameBits(alone, 0, weights, row));
       EXPECT_TRUE(std::equal(ids_alone.begin(), ids_alone.end(), ids.begin() + row * per_token));
@@ -50,39 +67,73 @@ TEST_P(ExpertsTest, EqualLogitsGoToTheLowerIdsAndWeightsAreTheSoftmax) {
   const float values[] = {1.0f, 2.0f, 2.0f, 0.0f, 2.0f, 1.0f};
   std::copy(std::begin(values), std::end(values), logits.row(0));
   std::vector<int32_t> ids(3);
-  Make(1)->RouteExperts(logits.tensor(), /*normalize=*/true, ids.data(), weights.tensor());
+  Make(1)->RouteExperts(logits.tensor(), {.normalized = true}, ids.data(), weights.tensor());
   EXPECT_EQ(ids, (std::vector<int32_t>{1, 2, 4}));
   for (int s = 0; s < 3; ++s) EXPECT_NEAR(weights.row(0)[s], 1.0 / 3, 1e-7);
-  Make(1)->RouteExperts(logits.tensor(), /*normalize=*/false, ids.data(), weights.tensor());
+  Make(1)->RouteExperts(logits.tensor(), {}, ids.data(), weights.tensor());
   const double of_all = 3 * std::exp(2.0) + 2 * std::exp(1.0) + 1;
   for (int s = 0; s < 3; ++s) EXPECT_NEAR(weights.row(0)[s], std::exp(2.0) / of_all, 1e-7);
+}
+
+TEST_P(ExpertsTest, ACorrectionChoosesAndDoesNotWeigh) {
+  Matrix logits(1, 4), weights(1, 2);
+  const float values[] = {0.0f, 1.0f, -1.0f, 0.5f};
+  std::copy(std::begin(values), std::end(values), logits.row(0));
+  const std::vector<float> correction = {0.0f, -0.5f, 0.4f, 0.0f};
+  const auto sigmoid = [](double x) { return 1 / (1 + std::exp(-x)); };
+  std::vector<int32_t> ids(2);
+  ExpertRouting routing = {
+      .scores = ExpertRouting::Scores::kSigmoid, .scale = 2, .correction = correction.data()};
+  // .5, .73 - .5, .27 + .4, .62
+  Make(1)->RouteExperts(logits.tensor(), routing, ids.data(), weights.tensor());
+  EXPECT_EQ(ids, (std::vector<int32_t>{2, 3}));
+  EXPECT_NEAR(weights.row(0)[0], 2 * sigmoid(-1), 1e-6);
+  EXPECT_NEAR(weights.row(0)[1], 2 * sigmoid(0.5), 1e-6);
+  routing.normalized = true;
+  Make(1)->RouteExperts(logits.tensor(), routing, ids.data(), weights.tensor());
+  EXPECT_NEAR(weights.row(0)[0], 2 * sigmoid(-1) / (sigmoid(-1) + sigmoid(0.5)), 1e-6);
+  // Of a softmax, whose scores are .17, .46, .06, .28.
+  routing = {.correction = correction.data()};
+  Make(1)->RouteExperts(logits.tensor(), routing, ids.data(), weights.tensor());
+  EXPECT_EQ(ids, (std::vector<int32_t>{2, 3}));
+  const double all = 1 + std::exp(1) + std::exp(-1) + std::exp(0.5);
+  EXPECT_NEAR(weights.row(0)[0], std::exp(-1) / all, 1e-6);
+  // Sigmoids that are all nothing.
+  for (int e = 0; e < 4; ++e) logits.row(0)[e] = -1e4f;
+  routing = {.scores = ExpertRouting::Scores::kSigmoid, .normalized = true};
+  Make(1)->RouteExperts(logits.tensor(), routing, ids.data(), weights.tensor());
+  EXPECT_EQ(ids, (std::vector<int32_t>{0, 1}));
+  EXPECT_EQ(weights.row(0)[0], 0);
 }
 
 // Ids can be used for addresses whatever a state has become, and the state does not get well.
 TEST_P(ExpertsTest, BrokenLogitsGiveExpertsThatThereAreAndWeightsThatAreNoNumbers) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  for (const bool normalize : {false, true}) {
+  for (const ExpertRouting& routing : AnyRoutings(4)) {
     for (const std::vector<float>& values :
          {std::vector<float>{0, NAN, 1, 2}, {NAN, NAN, NAN, NAN}, {kInfinity, 0, 1, 2}}) {
       Matrix logits(1, 4), weights(1, 3);
       std::copy(values.begin(), values.end(), logits.row(0));
       std::vector<int32_t> ids(3), expected(3);
-      Make(1)->RouteExperts(logits.tensor(), normalize, ids.data(), weights.tensor());
-      RouteExpertsRef(logits.tensor(), normalize, expected.data(), weights.tensor());
+      Make(1)->RouteExperts(logits.tensor(), routing, ids.data(), weights.tensor());
+      RouteExpertsRef(logits.tensor(), routing, expected.data(), weights.tensor());
       EXPECT_EQ(ids, expected);
       EXPECT_EQ(std::set<int32_t>(ids.begin(), ids.end()).size(), 3);
-      Make(1)->RouteExperts(logits.tensor(), normalize, ids.data(), weights.tensor());
+      Make(1)->RouteExperts(logits.tensor(), routing, ids.data(), weights.tensor());
       for (int s = 0; s < 3; ++s) {
         EXPECT_GE(ids[s], 0);
         EXPECT_LT(ids[s], 4);
         EXPECT_TRUE(std::isnan(weights.row(0)[s]));
       }
     }
+  }
+  for (const bool normalized : {false, true}) {
     Matrix logits(1, 3), weights(1, 2);
     const float values[] = {-kInfinity, 0, -kInfinity};
     std::copy(std::begin(values), std::end(values), logits.row(0));
     std::vector<int32_t> ids(2);
-    Make(1)->RouteExperts(logits.tensor(), normalize, ids.data(), weights.tensor());
+    Make(1)->RouteExperts(logits.tensor(), {.normalized = normalized}, ids.data(),
+                          weights.tensor());
     EXPECT_EQ(ids, (std::vector<int32_t>{1, 0}));
     EXPECT_EQ(weights.row(0)[0], 1);
     EXPECT_EQ(weights.row(0)[1], 0);
