@@ -8,11 +8,16 @@
 // Between calls a worker spins for some tens of microseconds, because the calls of a decode step
 // come that close together, and then sleeps on a futex. ParallelFor waits only for workers that
 // joined it: one that is still asleep, or that the system gave no processor, delays nobody.
+//
+// A thread that has run out of items, and one that spins, asks meanwhile for the memory that it was told of (Ahead), a
+// KiB at a time: what it will read first in the loop after, if that is one in which each thread begins with its own item.
 #ifndef WINNOW_KERNELS_THREAD_POOL_H_
 #define WINNOW_KERNELS_THREAD_POOL_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -33,17 +38,49 @@ class ThreadPool {
   // Items are handed out in ascending order. The body must not throw.
   template <typename Body>
   void ParallelFor(int64_t count, Body&& body) {
-    using Type = std::remove_reference_t<Body>;
-    Run(
-        count,
-        [](void* context, int64_t item, int thread) {
-          (*static_cast<Type*>(context))(item, thread);
-        },
-        const_cast<void*>(static_cast<const void*>(&body)));
+    Run(count, CallOf<Body>(), const_cast<void*>(static_cast<const void*>(&body)));
+  }
+
+  // Bytes that a thread may ask for ahead; they are not read, and need not exist.
+  struct Ahead {
+    const std::byte* from = nullptr;
+    size_t bytes = 0;
+  };
+  // The same, but thread t begins with item t, unless another has nothing else left to do before it comes. Up to the next call of
+  // this function a thread without work asks for ahead[t]; `ahead`: [num_threads()], or empty.
+  template <typename Body>
+  void ParallelForOwnFirst(int64_t count, std::span<const Ahead> ahead, Body&& body) {
+    ahead_given_ = ahead;
+    own_first_ = num_threads_ <= kOwnersMax;
+    Run(count, CallOf<Body>(), const_cast<void*>(static_cast<const void*>(&body)));
+    own_first_ = false;
+    ahead_given_ = {};
   }
 
  private:
   using Trampoline = void (*)(void* context, int64_t item, int thread);
+  static constexpr int kOwnersMax = 64;
+
+  template <typename Body>
+  static Trampoline CallOf() {
+    using Type = std::remove_reference_t<Body>;
+    return [](void* context, int64_t item, int thread) {
+      (*static_cast<Type*>(context))(item, thread);
+    };
+  }
+
+  // What a thread has left to ask for.
+  class Asking {
+   public:
+    // Begins anew where `ahead` is another.
+    void Set(const Ahead& ahead);
+    // Asks for the next KiB, or pauses.
+    void Next();
+
+   private:
+    Ahead of_;
+    size_t asked_ = 0;
+  };
 
   void Run(int64_t count, Trampoline call, void* context);
   void WorkItems(int thread);
@@ -56,7 +93,13 @@ class ThreadPool {
   Trampoline call_ = nullptr;
   void* context_ = nullptr;
   int64_t count_ = 0;
+  bool own_first_ = false;
+  std::span<const Ahead> ahead_given_;  // with the loop
+  std::vector<Ahead> ahead_;            // [num_threads], of the last loop that was given any
+  Asking asking_;                       // of the calling thread
   alignas(64) std::atomic<int64_t> next_item_{0};
+  // The threads' own items that somebody has taken, a bit each.
+  alignas(64) std::atomic<uint64_t> owned_{0};
   // kOpen, plus the number of workers inside.
   alignas(64) std::atomic<uint32_t> gate_{0};
   // Counts loops; workers wait for it to change.

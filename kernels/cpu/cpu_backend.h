@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -38,6 +39,7 @@ struct PlainPanels;  // packed_matrix.h
 struct Int8Panels;
 struct Float8Blocks;
 struct PartProduct;  // matmul.cc
+struct MatrixPart;   // packed_matrix.h
 
 class CpuBackend final : public Backend {
  public:
@@ -163,6 +165,10 @@ class CpuBackend final : public Backend {
   template <typename Call>
   void RunTiles(const PartProduct& product, const Call& call, auto* tiles,
                 const ProductSplit& split);
+  // What threads will read first in the product that came after this part's last time, where both have few rows: they ask for it
+  // while others finish, and between the two. Notes which part comes now. Valid until the next call.
+  std::span<const ThreadPool::Ahead> AheadOf(const MatrixPart& part, int64_t rows,
+                                             const ProductSplit& split);
   // Rows of x, each prepared, `row_bytes` apart; valid until the next call.
   std::byte* PrepareRows(const Tensor& x, size_t row_bytes,
                          void (*prepare)(const float*, int64_t, void*));
@@ -242,6 +248,17 @@ class CpuBackend final : public Backend {
   Scratch completion_scratch_;                  // completion: a part for each thread
   std::vector<Sampling> sampling_;              // a part for each thread
   Scratch codes_scratch_;                       // encoding and selection by codes
+
+  // Panels of a part, by those of the part that was multiplied before it. A matrix may be gone: nothing is read.
+  struct NextPanels {
+    const std::byte* panels = nullptr;
+    size_t panel_bytes = 0;
+    int64_t count = 0;
+    const ProductSplit* split = nullptr;
+  };
+  std::unordered_map<const std::byte*, NextPanels> next_panels_;
+  const std::byte* last_panels_ = nullptr;
+  std::vector<ThreadPool::Ahead> ahead_;
 };
 
 }  // namespace winnow::kernels

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -190,20 +191,28 @@ class ShrinkingItems {
   Zone zones_[64];  // of halves of a size
 };
 
+// Those of a product of so many rows.
+ShrinkingItems ItemsOf(int64_t rows, int64_t panels, size_t panel_bytes, const ProductSplit& split,
+                       int num_threads) {
+  const int64_t side_by_side = split.one_row_panels;
+  const int64_t largest =
+      rows == 1 ? std::max(side_by_side, static_cast<int64_t>(split.one_row_bytes / panel_bytes) /
+                                             side_by_side * side_by_side)
+                : split.panels;
+  return {panels, largest, num_threads};
+}
+
 // Calls tiles(first_row, last_row, first_panel, last_panel) so that all rows meet all panels, on all threads. An item is
 // a group of panels and a range of rows. Panels: as many as make it worth a hand-over; rows: few all together, and of more as
-// many as `split` allows, unless there are too few groups to keep the threads evenly busy.
+// many as `split` allows, unless there are too few groups to keep the threads evenly busy. `ahead`: of few rows, what threads
+// will read first in the next product.
 template <typename Tiles>
 void ForEachItem(ThreadPool& threads, int64_t rows, int64_t panels, size_t panel_bytes,
-                 const ProductSplit& split, int num_threads, Tiles tiles) {
+                 const ProductSplit& split, int num_threads,
+                 std::span<const ThreadPool::Ahead> ahead, Tiles tiles) {
   if (rows <= split.least_rows) {
-    const int64_t side_by_side = split.one_row_panels;
-    const int64_t largest =
-        rows == 1 ? std::max(side_by_side, static_cast<int64_t>(split.one_row_bytes / panel_bytes) /
-                                               side_by_side * side_by_side)
-                  : split.panels;
-    const ShrinkingItems items(panels, largest, num_threads);
-    threads.ParallelFor(items.count(), [&](int64_t item, int) {
+    const ShrinkingItems items = ItemsOf(rows, panels, panel_bytes, split, num_threads);
+    threads.ParallelForOwnFirst(items.count(), ahead, [&](int64_t item, int) {
       const auto [first, last] = items.Panels(item);
       tiles(0, rows, first, last);
     });
@@ -315,12 +324,36 @@ Call CallOf(const PartProduct& product) {
 
 }  // namespace
 
+std::span<const ThreadPool::Ahead> CpuBackend::AheadOf(const MatrixPart& part, int64_t rows,
+                                                       const ProductSplit& split) {
+  if (rows > split.least_rows || num_threads() == 1) return {};
+  constexpr size_t kMostNext = size_t{1} << 16;  // matrices that come and go leave entries behind
+  if (next_panels_.size() > kMostNext) next_panels_.clear();
+  const std::byte* const panels = part.panel(0);
+  if (last_panels_ != nullptr) {
+    next_panels_[last_panels_] = {panels, part.panel_bytes, NumPanels(part.outputs), &split};
+  }
+  last_panels_ = panels;
+  const auto found = next_panels_.find(panels);
+  if (found == next_panels_.end()) return {};
+  const NextPanels& next = found->second;
+  const ShrinkingItems items =
+      ItemsOf(rows, next.count, next.panel_bytes, *next.split, num_threads());
+  ahead_.assign(num_threads(), {});
+  for (int64_t thread = 0; thread < std::min<int64_t>(num_threads(), items.count()); ++thread) {
+    const auto [first, last] = items.Panels(thread);
+    ahead_[thread] = {next.panels + first * next.panel_bytes,
+                      static_cast<size_t>(last - first) * next.panel_bytes};
+  }
+  return ahead_;
+}
+
 template <typename Call>
 void CpuBackend::RunTiles(const PartProduct& product, const Call& call, auto* tiles,
                           const ProductSplit& split) {
   const MatrixPart& part = product.part;
   ForEachItem(threads_, product.x.rows, NumPanels(part.outputs), part.panel_bytes, split,
-              num_threads(),
+              num_threads(), AheadOf(part, product.x.rows, split),
               [&](int64_t first_row, int64_t last_row, int64_t first_panel, int64_t last_panel) {
                 tiles(call, first_row, last_row, first_panel, last_panel);
               });

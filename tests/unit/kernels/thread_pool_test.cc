@@ -5,7 +5,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <fstream>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,6 +28,55 @@ TEST(ThreadPoolTest, RunsEachItemOnceWithAThreadOfThePool) {
       for (int64_t i = 0; i < count; ++i) ASSERT_EQ(runs[i], 1) << i << " of " << count;
       EXPECT_EQ(strangers, 0);
     }
+  }
+}
+
+TEST(ThreadPoolTest, AThreadBeginsWithItsOwnItemAndNoneIsLeft) {
+  for (const int threads : {1, 2, 5, 8}) {
+    ThreadPool pool(threads);
+    // Bytes that are nobody's, and lines on either side of a border.
+    std::vector<std::byte> some(5000);
+    std::vector<ThreadPool::Ahead> ahead(threads, {some.data() + 63, 4001});
+    ahead.back() = {reinterpret_cast<const std::byte*>(uintptr_t{8}), size_t{1} << 20};
+    for (const int64_t count : {0, 1, 2, 7, 8, 9, 1000}) {
+      for (int round = 0; round < 20; ++round) {
+        std::vector<std::atomic<int>> runs(count), by(count);
+        std::vector<std::atomic<int64_t>> first(threads);
+        for (auto& item : first) item = -1;
+        const std::span<const ThreadPool::Ahead> given =
+            round % 3 == 0 ? std::span<const ThreadPool::Ahead>() : ahead;
+        pool.ParallelForOwnFirst(count, given, [&](int64_t item, int thread) {
+          ++runs[item];
+          by[item] = thread;
+          int64_t none = -1;
+          first[thread].compare_exchange_strong(none, item);
+        });
+        for (int64_t i = 0; i < count; ++i) ASSERT_EQ(runs[i], 1) << i << " of " << count;
+        for (int t = 0; t < threads && count > 1; ++t) {
+          if (first[t] < 0 || t >= count) continue;
+          EXPECT_TRUE(first[t] == t || by[t] != t) << "thread " << t << " began with " << first[t];
+        }
+      }
+    }
+  }
+}
+
+TEST(ThreadPoolTest, ItemsOfAThreadThatDoesNotComeAreTakenByOthers) {
+  ThreadPool pool(4);
+  for (int round = 0; round < 50; ++round) {
+    // The caller's own item ends when all others have been run, whoever runs them.
+    std::atomic<int> others{0};
+    std::atomic<bool> gave_up{false};
+    pool.ParallelForOwnFirst(4, {}, [&](int64_t item, int) {
+      if (item != 0) {
+        ++others;
+        return;
+      }
+      const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (others < 3 && !gave_up) gave_up = std::chrono::steady_clock::now() > limit;
+    });
+    EXPECT_EQ(others, 3);
+    EXPECT_FALSE(gave_up);
   }
 }
 
