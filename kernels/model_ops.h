@@ -166,8 +166,8 @@ class ModelOps {
   virtual void AddExpertRows(const Tensor& x, std::span<const int32_t> places,
                              const Tensor& weights, const Tensor& y) = 0;
 
-  // For AddRoutedExperts; null where the backend has no way for matrices of this kind, or with biases, or no memory. They are
-  // not copied: REQUIRES: they outlive it.
+  // For AddRoutedExperts; null where the backend has no way for matrices of this kind, or no memory. They are not copied: REQUIRES:
+  // they outlive it, and all have biases, or none.
   virtual std::unique_ptr<ExpertSet> MakeExpertSet(std::span<const ExpertMatrices> experts) {
     return nullptr;
   }

@@ -32,6 +32,7 @@ LLAMA, QWEN2, QWEN3 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 SMOLLM3, SEED_OSS, GRANITE, PHI3 = "SmolLM3ForCausalLM", "SeedOssForCausalLM", "GraniteForCausalLM", "Phi3ForCausalLM"
 MIXTRAL, QWEN3_MOE, GPT_OSS = "MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM"
 GLM, ERNIE, MINISTRAL3 = "GlmForCausalLM", "Ernie4_5ForCausalLM", "Ministral3ForCausalLM"
+OLMOE, GRANITE_MOE = "OlmoeForCausalLM", "GraniteMoeForCausalLM"
 QWEN2_MOE, MINIMAX_M2, GLM4_MOE, ERNIE_MOE = ("Qwen2MoeForCausalLM", "MiniMaxM2ForCausalLM", "Glm4MoeForCausalLM",
                                               "Ernie4_5_MoeForCausalLM")
 GLM4, OLMO3, GEMMA3, EXAONE4 = "Glm4ForCausalLM", "Olmo3ForCausalLM", "Gemma3ForCausalLM", "Exaone4ForCausalLM"
@@ -75,6 +76,8 @@ SHAPES = {
     "mixtral-8x7b": (MIXTRAL, 1, 4096, 3584, 32, 8, 128, 8192),  # a quarter as wide
     "qwen3-30b-a3b": (QWEN3_MOE, 2, 2048, 6144, 32, 4, 128, 16384),
     "gpt-oss-20b": (GPT_OSS, 2, 2880, 2880, 64, 8, 64, 8192),
+    "olmoe-1b-7b": (OLMOE, 2, 2048, 1024, 16, 16, 128, 16384),
+    "granite-3.1-3b-a800m": (GRANITE_MOE, 2, 1536, 512, 24, 8, 64, 49152),
     "qwen1.5-moe-a2.7b": (QWEN2_MOE, 2, 2048, 5632, 16, 16, 128, 16384),
     "minimax-m2": (MINIMAX_M2, 1, 3072, 1536, 48, 8, 128, 8192),
     "glm-4.5-air": (GLM4_MOE, 2, 4096, 2736, 48, 4, 128, 8192),  # half of the heads; its dense layer is a quarter as wide
@@ -109,6 +112,9 @@ MORE_KEYS = {
                     "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
                                      "truncate": False, "original_max_position_embeddings": 256}},
     # Parts of the experts.
+    "olmoe-1b-7b": {"num_experts": 16, "num_experts_per_tok": 8},
+    "granite-3.1-3b-a800m": {"num_local_experts": 40, "num_experts_per_tok": 8, "embedding_multiplier": 12.0,
+                             "attention_multiplier": 0.1, "residual_multiplier": 0.22, "logits_scaling": 6.0},
     "qwen1.5-moe-a2.7b": {"num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
                           "shared_expert_intermediate_size": 5632},
     "minimax-m2": {"num_local_experts": 16, "num_experts_per_tok": 8, "rotary_dim": 64},

@@ -21,6 +21,8 @@ class CudaExpertSet final : public ExpertSet {
     DeviceWeights kind;
     Buffer addresses;                // [experts]
     Buffer maps, addresses_of_maps;  // [experts]
+    Buffer biases;                   // [experts] addresses, or empty
+    const float* const* Biases() const { return static_cast<const float* const*>(biases.data()); }
     const void* const* Finders(int32_t tile_rows) const {
       const Buffer& from = NeedsTileMaps(kind.way, tile_rows) ? addresses_of_maps : addresses;
       return static_cast<const void* const*>(from.data());
@@ -29,6 +31,8 @@ class CudaExpertSet final : public ExpertSet {
   };
   CudaExpertSet(int64_t count, Matrices gate_up, Matrices down)
       : count(count), gate_up(std::move(gate_up)), down(std::move(down)) {}
+  // Whether products may gate what they multiply: there are no biases between.
+  bool gates_products() const { return gate_up.biases.data() == nullptr; }
   const int64_t count;
   const Matrices gate_up, down;
 };
@@ -37,12 +41,15 @@ constexpr int32_t kPanelTileRows = 64;
 
 // Places in the workspace of AddRoutedExperts for m rows, in bytes from its begin.
 struct ExpertsWorkspace {
-  ExpertsWorkspace(const RoutedExpertsArgs& args, int64_t experts, const DeviceWeights& of_gates,
-                   const DeviceWeights& of_down, int64_t m, int32_t tile_rows) {
+  ExpertsWorkspace(const RoutedExpertsArgs& args, const CudaExpertSet& set, int64_t m,
+                   int32_t tile_rows) {
+    const DeviceWeights &of_gates = set.gate_up.kind, &of_down = set.down.kind;
     const int64_t slots = m * args.per_token;
-    tiles = MostExpertTiles(slots, experts, tile_rows);
+    gates = set.gates_products() && GatesTiles(of_gates, tile_rows);
+    tiles = MostExpertTiles(slots, set.count, tile_rows);
     const int64_t places = tiles * tile_rows;
     count = Numbers(1);
+    expert = Numbers(tiles);
     gate_up = Place(static_cast<size_t>(tiles) * sizeof(void*));
     down = Place(static_cast<size_t>(tiles) * sizeof(void*));
     row_of_place = Numbers(places);
@@ -50,11 +57,13 @@ struct ExpertsWorkspace {
     ids = Numbers(slots);
     weights = Numbers(slots);
     x = Place(OrderedTilesBytes(tiles, tile_rows, of_gates));
-    gated = Numbers(GatesTiles(of_gates, tile_rows) ? 0 : places * of_gates.out);
+    gated = Numbers(gates ? 0 : places * of_gates.out);
     activated = Place(OrderedTilesBytes(tiles, tile_rows, of_down));
   }
   int64_t tiles = 0;
-  size_t count, gate_up, down, row_of_place, place_of_slot, ids, weights, x, gated, activated;
+  bool gates = false;  // the first product does
+  size_t count, expert, gate_up, down, row_of_place, place_of_slot, ids, weights, x, gated,
+      activated;
   size_t size_bytes = 0;
 
  private:
@@ -106,8 +115,10 @@ void CudaBackend::AddExpertRows(const Tensor& x, std::span<const int32_t> places
 
 std::unique_ptr<ExpertSet> CudaBackend::MakeExpertSet(std::span<const ExpertMatrices> experts) {
   if (experts.empty() || failed()) return nullptr;
+  const bool has_biases = experts[0].gate_up_bias != nullptr;
   for (const ExpertMatrices& expert : experts) {
-    if (expert.gate_up_bias != nullptr || expert.down_bias != nullptr) return nullptr;
+    WINNOW_CHECK((expert.gate_up_bias != nullptr) == has_biases &&
+                 (expert.down_bias != nullptr) == has_biases);
   }
   const auto count = static_cast<int64_t>(experts.size());
   const auto upload = [&](const auto& values) {
@@ -120,6 +131,7 @@ std::unique_ptr<ExpertSet> CudaBackend::MakeExpertSet(std::span<const ExpertMatr
   for (int i = 0; i < 2; ++i) {
     CudaExpertSet::Matrices& made = matrices[i];
     std::vector<const void*> addresses;
+    std::vector<const float*> biases;
     std::vector<std::byte> maps;
     for (const ExpertMatrices& expert : experts) {
       const std::span<const PackedPart> parts =
@@ -130,9 +142,10 @@ std::unique_ptr<ExpertSet> CudaBackend::MakeExpertSet(std::span<const ExpertMatr
         return nullptr;
       }
       addresses.push_back(w.data);
+      biases.push_back(i == 0 ? expert.gate_up_bias : expert.down_bias);
       if (NeedsTileMaps(w.way, kPanelTileRows)) {
         maps.resize(maps.size() + kTileMapBytes);
-        if (!MakeTileMap(w, i == 0 && GatesTiles(w, kPanelTileRows),
+        if (!MakeTileMap(w, i == 0 && !has_biases && GatesTiles(w, kPanelTileRows),
                          maps.data() + maps.size() - kTileMapBytes)) {
           return nullptr;
         }
@@ -140,6 +153,10 @@ std::unique_ptr<ExpertSet> CudaBackend::MakeExpertSet(std::span<const ExpertMatr
     }
     made.addresses = upload(addresses);
     if (made.addresses.data() == nullptr) return nullptr;
+    if (has_biases) {
+      made.biases = upload(biases);
+      if (made.biases.data() == nullptr) return nullptr;
+    }
     if (maps.empty()) continue;
     made.maps = upload(maps);
     for (int64_t e = 0; e < count; ++e) {
@@ -158,15 +175,15 @@ int64_t CudaBackend::RoutedExpertRows(int64_t slots, int64_t experts) const {
 }
 
 bool CudaBackend::AddRoutedExperts(const RoutedExpertsArgs& args) {
-  if (args.clamped.has_value()) return false;
   const auto& set = static_cast<const CudaExpertSet&>(args.experts);
+  if (args.clamped.has_value() && set.gates_products()) return false;  // products know silu alone
   const DeviceWeights &gate_up = set.gate_up.kind, &down = set.down.kind;
   const int64_t m = args.normed.rows;
   WINNOW_CHECK(args.logits.rows == m && args.logits.cols == set.count);
   WINNOW_CHECK(args.normed.cols == gate_up.in && args.hidden.cols == down.out &&
                args.hidden.rows >= m && args.rows.cols == down.out);
   const auto fits = [&](int64_t rows, int32_t tile_rows) {
-    const ExpertsWorkspace at(args, set.count, gate_up, down, rows, tile_rows);
+    const ExpertsWorkspace at(args, set, rows, tile_rows);
     return at.size_bytes <= kWorkspaceBytes &&
            at.tiles * tile_rows <= std::min(args.rows.rows, kMostTiledRows);
   };
@@ -201,7 +218,7 @@ void CudaBackend::AddExpertsOf(const RoutedExpertsArgs& args, int64_t first, int
                                int32_t tile_rows) {
   const auto& set = static_cast<const CudaExpertSet&>(args.experts);
   const DeviceWeights &gate_up = set.gate_up.kind, &down = set.down.kind;
-  const ExpertsWorkspace at(args, set.count, gate_up, down, m, tile_rows);
+  const ExpertsWorkspace at(args, set, m, tile_rows);
   if (!Prepare(experts_, at.size_bytes, {at.count, sizeof(int32_t)}, {1}, "experts")) return;
   std::byte* const base = experts_.data();
   const auto floats = [&](size_t offset) { return reinterpret_cast<float*>(base + offset); };
@@ -210,6 +227,7 @@ void CudaBackend::AddExpertsOf(const RoutedExpertsArgs& args, int64_t first, int
     return reinterpret_cast<const void**>(base + offset);
   };
   const ExpertTiles tiles = {integers(at.count),
+                             integers(at.expert),
                              addresses(at.gate_up),
                              addresses(at.down),
                              integers(at.row_of_place),
@@ -220,7 +238,8 @@ void CudaBackend::AddExpertsOf(const RoutedExpertsArgs& args, int64_t first, int
   const DeviceMatrix weights = {floats(at.weights), m, args.per_token, args.per_token};
   const DeviceMatrix gated = {floats(at.gated), places, gate_up.out, gate_up.out};
   const DeviceMatrix given = MatrixOf(args.rows.RowRange(0, places));
-  const bool gates = GatesTiles(gate_up, tile_rows);
+  const ExpertGates gates = {set.gate_up.Biases(), args.clamped.has_value() ? 1 : 0,
+                             args.clamped.value_or(ClampedSwiglu{})};
   const auto multiply = [&](size_t x, const DeviceMatrix& y, void* to, const void* const* w,
                             const DeviceWeights& kind) {
     return Good(MatmulTiles({.x = base + x,
@@ -242,11 +261,13 @@ void CudaBackend::AddExpertsOf(const RoutedExpertsArgs& args, int64_t first, int
       Good(OrderTiles(MatrixOf(args.normed.RowRange(first, m)), tiles, set.gate_up.is_int8(),
                       base + at.x, stream()),
            "rows for experts") &&
-      multiply(at.x, gated, gates ? base + at.activated : nullptr, tiles.gate_up, gate_up) &&
-      (gates || Good(SiluMulTiles(gated, tiles, set.down.is_int8(), base + at.activated, stream()),
-                     "gates of experts")) &&
+      multiply(at.x, gated, at.gates ? base + at.activated : nullptr, tiles.gate_up, gate_up) &&
+      (at.gates ||
+       Good(GateTiles(gated, tiles, gates, set.down.is_int8(), base + at.activated, stream()),
+            "gates of experts")) &&
       multiply(at.activated, given, nullptr, tiles.down, down) &&
-      Good(AddTiles(given, tiles, weights, MatrixOf(args.hidden.RowRange(first, m)), stream()),
+      Good(AddTiles(given, tiles, set.down.Biases(), weights,
+                    MatrixOf(args.hidden.RowRange(first, m)), stream()),
            "adding what experts give"));
 }
 

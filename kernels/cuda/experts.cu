@@ -164,6 +164,7 @@ __device__ __forceinline__ void PlaceSlots(const int32_t* ids, int32_t slots, in
       static_cast<int32_t>(BlockExclusiveScan<kWarps>(static_cast<uint32_t>(mine), scan, &count));
   first_tile[thread] = first;
   for (int32_t tile = first; tile < first + mine; ++tile) {
+    tiles.expert[tile] = thread;
     tiles.gate_up[tile] = of_thread.gate_up;
     tiles.down[tile] = of_thread.down;
   }
@@ -210,29 +211,39 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
   PlaceSlots(ids, slots, per_token, of_thread, tiles);
 }
 
-// Source of a tile's row: a row of x, or zeros where its place has none; or silu(gate) * up of its place.
-template <bool kSilu>
+// Source of a tile's row: a row of x, or zeros where its place has none; or what its place's gates and ups give.
+template <bool kGates>
 struct TileRow {
   const float* from;
+  const float* bias = nullptr;
   int32_t cols;
+  const ExpertGates& gates;
 
-  __device__ __forceinline__ TileRow(const float* x, int64_t stride, const int32_t* row_of_place,
-                                     int32_t place, int32_t row_cols)
-      : cols(row_cols) {
-    const int32_t row = kSilu ? place : row_of_place[place];
+  __device__ __forceinline__ TileRow(const float* x, int64_t stride, const ExpertTiles& tiles,
+                                     int32_t place, int32_t row_cols, const ExpertGates& of)
+      : cols(row_cols), gates(of) {
+    const int32_t row = kGates ? place : tiles.row_of_place[place];
     from = row < 0 ? nullptr : x + row * stride;
+    if (kGates && gates.bias != nullptr) bias = gates.bias[tiles.expert[place / tiles.tile_rows]];
   }
   __device__ __forceinline__ float At(int32_t column) const {
     if (from == nullptr || column >= cols) return 0.0f;
-    return kSilu ? SiluOf(from[column], from[cols + column]) : from[column];
+    if constexpr (!kGates) return from[column];
+    float gate = from[column], up = from[cols + column];
+    if (bias != nullptr) {
+      gate = __fadd_rn(gate, bias[column]);
+      up = __fadd_rn(up, bias[cols + column]);
+    }
+    return gates.clamps != 0 ? ClampedSwigluOf(gate, up, gates.clamped) : SiluOf(gate, up);
   }
 };
 
 // A warp makes a slice of eight rows, a lane 16 bytes (matmul.h).
-template <bool kSilu>
+template <bool kGates>
 __global__ void __launch_bounds__(kThreads)
     OrderTilesKernel(const float* x, int64_t stride, int32_t cols,
-                     const __grid_constant__ ExpertTiles tiles, uint4* to) {
+                     const __grid_constant__ ExpertTiles tiles,
+                     const __grid_constant__ ExpertGates gates, uint4* to) {
   LetNextStart();
   WaitForEarlier();
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarp;
@@ -240,7 +251,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto slice = static_cast<int32_t>(blockIdx.y * (kThreads / kWarp) + threadIdx.x / kWarp);
   const int32_t slices = (cols + kOrderedSlice - 1) / kOrderedSlice;
   if (slice >= slices || place >= *tiles.count * tiles.tile_rows) return;
-  const TileRow<kSilu> row(x, stride, tiles.row_of_place, place, cols);
+  const TileRow<kGates> row(x, stride, tiles, place, cols, gates);
   uint32_t pairs[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -251,10 +262,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A warp rounds a group of a row (rounded_rows.cuh).
-template <bool kSilu>
+template <bool kGates>
 __global__ void __launch_bounds__(kThreads)
     RoundTilesKernel(const float* x, int64_t stride, int32_t cols,
                      const __grid_constant__ ExpertTiles tiles,
+                     const __grid_constant__ ExpertGates gates,
                      const __grid_constant__ RoundedRows to) {
   LetNextStart();
   WaitForEarlier();
@@ -262,16 +274,16 @@ __global__ void __launch_bounds__(kThreads)
   const auto place = static_cast<int32_t>(blockIdx.x);
   const auto group = static_cast<int32_t>(blockIdx.y * (kThreads / kWarp) + threadIdx.x / kWarp);
   if (group >= to.groups || place >= *tiles.count * tiles.tile_rows) return;
-  const TileRow<kSilu> row(x, stride, tiles.row_of_place, place, cols);
+  const TileRow<kGates> row(x, stride, tiles, place, cols, gates);
   float values[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) values[i] = row.At(group * kGroupValues + lane * 4 + i);
   PutGroup(to, place, group, lane, values);
 }
 
-template <bool kSilu>
-cudaError_t Order(const DeviceMatrix& x, int64_t cols, const ExpertTiles& tiles, bool rounded,
-                  void* to, const Stream& stream) {
+template <bool kGates>
+cudaError_t Order(const DeviceMatrix& x, int64_t cols, const ExpertTiles& tiles,
+                  const ExpertGates& gates, bool rounded, void* to, const Stream& stream) {
   const int64_t places = tiles.most * tiles.tile_rows;
   const int64_t pieces = CeilDiv(cols, rounded ? kGroupValues : kOrderedSlice);
   const int64_t blocks = CeilDiv(pieces, kThreads / kWarp);  // for the same rows
@@ -280,11 +292,11 @@ cudaError_t Order(const DeviceMatrix& x, int64_t cols, const ExpertTiles& tiles,
                   static_cast<unsigned>(blocks));
   const auto width = static_cast<int32_t>(cols);
   if (rounded) {
-    return Launch(RoundTilesKernel<kSilu>, grid, kThreads, 0, stream, false, x.data, x.stride,
-                  width, tiles, RoundedRowsOf(to, cols));
+    return Launch(RoundTilesKernel<kGates>, grid, kThreads, 0, stream, false, x.data, x.stride,
+                  width, tiles, gates, RoundedRowsOf(to, cols));
   }
-  return Launch(OrderTilesKernel<kSilu>, grid, kThreads, 0, stream, false, x.data, x.stride, width,
-                tiles, static_cast<uint4*>(to));
+  return Launch(OrderTilesKernel<kGates>, grid, kThreads, 0, stream, false, x.data, x.stride, width,
+                tiles, gates, static_cast<uint4*>(to));
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -308,7 +320,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     AddKernel(const float* x, int64_t x_stride, const int32_t* places, const float* weights,
               int64_t weights_stride, int32_t per_token, float* y, int64_t y_stride, int32_t cols,
-              int32_t* count) {
+              const float* const* bias, const int32_t* expert, int32_t tile_rows, int32_t* count) {
   LetNextStart();
   WaitForEarlier();
   if (count != nullptr && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *count = 0;
@@ -318,7 +330,10 @@ __global__ void __launch_bounds__(kThreads)
   weights += blockIdx.x * weights_stride;
   float sum = 0.0f;
   for (int32_t slot = 0; slot < per_token; ++slot) {
-    const float product = __fmul_rn(weights[slot], x[places[slot] * x_stride + column]);
+    const int32_t place = places[slot];
+    float value = x[place * x_stride + column];
+    if (bias != nullptr) value = __fadd_rn(value, bias[expert[place / tile_rows]][column]);
+    const float product = __fmul_rn(weights[slot], value);
     sum = slot == 0 ? product : __fadd_rn(sum, product);
   }
   float* to = y + blockIdx.x * y_stride + column;
@@ -383,13 +398,13 @@ cudaError_t RouteToTiles(const DeviceMatrix& logits, const ExpertRouting& routin
 
 cudaError_t OrderTiles(const DeviceMatrix& x, const ExpertTiles& tiles, bool rounded, void* to,
                        Stream stream) {
-  return Order<false>(x, x.cols, tiles, rounded, to, stream);
+  return Order<false>(x, x.cols, tiles, {}, rounded, to, stream);
 }
 
-cudaError_t SiluMulTiles(const DeviceMatrix& gate_up, const ExpertTiles& tiles, bool rounded,
-                         void* to, Stream stream) {
+cudaError_t GateTiles(const DeviceMatrix& gate_up, const ExpertTiles& tiles,
+                      const ExpertGates& gates, bool rounded, void* to, Stream stream) {
   if (gate_up.cols % 2 != 0) return cudaErrorInvalidValue;
-  return Order<true>(gate_up, gate_up.cols / 2, tiles, rounded, to, stream);
+  return Order<true>(gate_up, gate_up.cols / 2, tiles, gates, rounded, to, stream);
 }
 
 cudaError_t GatherExpertRows(const DeviceMatrix& x, const int32_t* rows, const DeviceMatrix& out,
@@ -404,9 +419,10 @@ cudaError_t GatherExpertRows(const DeviceMatrix& x, const int32_t* rows, const D
 
 namespace {
 
-// `count`: set to 0, or null.
+// `tiles`: whose count is set to 0, and whose experts `bias` is of; or null.
 cudaError_t Add(const DeviceMatrix& x, const int32_t* places, const DeviceMatrix& weights,
-                const DeviceMatrix& y, int32_t* count, const Stream& stream) {
+                const DeviceMatrix& y, const float* const* bias, const ExpertTiles* tiles,
+                const Stream& stream) {
   const int64_t pieces = CeilDiv(y.cols, kThreads);
   if (weights.rows > INT32_MAX || pieces > 65535 || x.cols != y.cols || y.rows < weights.rows) {
     return cudaErrorInvalidValue;
@@ -415,19 +431,20 @@ cudaError_t Add(const DeviceMatrix& x, const int32_t* places, const DeviceMatrix
   const dim3 grid(static_cast<unsigned>(weights.rows), static_cast<unsigned>(pieces));
   return Launch(AddKernel, grid, kThreads, 0, stream, false, x.data, x.stride, places, weights.data,
                 weights.stride, static_cast<int32_t>(weights.cols), y.data, y.stride,
-                static_cast<int32_t>(y.cols), count);
+                static_cast<int32_t>(y.cols), bias, tiles == nullptr ? nullptr : tiles->expert,
+                tiles == nullptr ? 1 : tiles->tile_rows, tiles == nullptr ? nullptr : tiles->count);
 }
 
 }  // namespace
 
 cudaError_t AddExpertRows(const DeviceMatrix& x, const int32_t* places, const DeviceMatrix& weights,
                           const DeviceMatrix& y, Stream stream) {
-  return Add(x, places, weights, y, nullptr, stream);
+  return Add(x, places, weights, y, nullptr, nullptr, stream);
 }
 
-cudaError_t AddTiles(const DeviceMatrix& x, const ExpertTiles& tiles, const DeviceMatrix& weights,
-                     const DeviceMatrix& y, Stream stream) {
-  return Add(x, tiles.place_of_slot, weights, y, tiles.count, stream);
+cudaError_t AddTiles(const DeviceMatrix& x, const ExpertTiles& tiles, const float* const* bias,
+                     const DeviceMatrix& weights, const DeviceMatrix& y, Stream stream) {
+  return Add(x, tiles.place_of_slot, weights, y, bias, &tiles, stream);
 }
 
 }  // namespace winnow::kernels::cuda

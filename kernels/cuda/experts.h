@@ -8,6 +8,7 @@
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/layer_ops.h"
 #include "kernels/experts.h"
+#include "kernels/silu_mul.h"
 
 namespace winnow::kernels::cuda {
 
@@ -41,6 +42,7 @@ constexpr int64_t MostExpertTiles(int64_t slots, int64_t experts, int32_t tile_r
 // zeroed once, and the three calls and products between are launched in their order, one layer after the other.
 struct ExpertTiles {
   int32_t* count = nullptr;          // [1] how many there are
+  int32_t* expert = nullptr;         // [most] of each tile
   const void** gate_up = nullptr;    // [most] what finds W of a tile's expert
   const void** down = nullptr;       // [most]
   int32_t* row_of_place = nullptr;   // [most * tile_rows] or -1
@@ -50,22 +52,32 @@ struct ExpertTiles {
   int32_t unused = 0;
 };
 
+// What lies between the two products of an expert.
+struct ExpertGates {
+  const float* const* bias =
+      nullptr;         // [experts] of gates and ups, [2n], each in device memory; or null
+  int32_t clamps = 0;  // the clamped gate, in place of silu
+  ClampedSwiglu clamped;
+  int32_t unused = 0;
+};
+
 // RouteExperts, and the tiles. gate_up and down: what finds the matrices of all experts [logits.cols], in device memory. ids:
 // [m * per_token], scratch where that is more than kRoutedTogether.
 [[nodiscard]] cudaError_t RouteToTiles(const DeviceMatrix& logits, const ExpertRouting& routing,
                                        const void* const* gate_up, const void* const* down,
                                        int32_t* ids, const ExpertTiles& tiles,
                                        const DeviceMatrix& weights, Stream stream);
-// The rows of tiles as MatmulTiles reads them (OrderedTilesBytes of `to`): x by row_of_place, and silu(gate) * up by place of
-// gate_up [places][2n]. `rounded`: for kInt8.
+// The rows of tiles as MatmulTiles reads them (OrderedTilesBytes of `to`): x by row_of_place, and silu(gate) * up, or what else
+// `gates` says, by place of gate_up [places][2n]. `rounded`: for kInt8.
 [[nodiscard]] cudaError_t OrderTiles(const DeviceMatrix& x, const ExpertTiles& tiles, bool rounded,
                                      void* to, Stream stream);
-[[nodiscard]] cudaError_t SiluMulTiles(const DeviceMatrix& gate_up, const ExpertTiles& tiles,
-                                       bool rounded, void* to, Stream stream);
-// AddExpertRows of what tiles give, x [places][n]; and the count is 0 again.
+[[nodiscard]] cudaError_t GateTiles(const DeviceMatrix& gate_up, const ExpertTiles& tiles,
+                                    const ExpertGates& gates, bool rounded, void* to,
+                                    Stream stream);
+// AddExpertRows of what tiles give, x [places][n], with the experts' `bias` [experts] of [n], or null; and the count is 0 again.
 [[nodiscard]] cudaError_t AddTiles(const DeviceMatrix& x, const ExpertTiles& tiles,
-                                   const DeviceMatrix& weights, const DeviceMatrix& y,
-                                   Stream stream);
+                                   const float* const* bias, const DeviceMatrix& weights,
+                                   const DeviceMatrix& y, Stream stream);
 
 }  // namespace winnow::kernels::cuda
 
