@@ -26,7 +26,7 @@ namespace winnow::kernels {
 // A warp of a GPU routes a row, and a lane keeps the logits of its experts.
 inline constexpr int64_t kExpertsMax = 1024;
 
-// How logits become experts and weights (above).
+// The way from logits to experts and weights (above).
 struct ExpertRouting {
   enum class Scores : uint8_t { kSoftmax, kSigmoid };
   Scores scores = Scores::kSoftmax;

@@ -115,7 +115,7 @@ void ThreadPool::WorkItems(int thread) {
     call_(context_, item, thread);
   }
   if (!own_first) return;
-  // Those of threads that have not come.
+  // Items of threads that have not come.
   const int owners = static_cast<int>(std::min<int64_t>(count_, num_threads_));
   for (int of = 0; of < owners; ++of) {
     if ((owned_.load(std::memory_order_relaxed) >> of & 1) == 0) take_own(of);

@@ -46,7 +46,7 @@ class ThreadPool {
     const std::byte* from = nullptr;
     size_t bytes = 0;
   };
-  // The same, but thread t begins with item t, unless another has nothing else left to do before it comes. Up to the next call of
+  // Does the same, but thread t begins with item t, unless another has nothing else left to do before it comes. Up to the next call of
   // this function a thread without work asks for ahead[t]; `ahead`: [num_threads()], or empty.
   template <typename Body>
   void ParallelForOwnFirst(int64_t count, std::span<const Ahead> ahead, Body&& body) {
@@ -69,7 +69,7 @@ class ThreadPool {
     };
   }
 
-  // What a thread has left to ask for.
+  // Bytes that a thread has left to ask for.
   class Asking {
    public:
     // Begins anew where `ahead` is another.

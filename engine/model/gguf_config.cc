@@ -65,7 +65,7 @@ constexpr std::string_view kQueryScalingKeys[] = {"attention.temperature_scale",
 // Keys of families whose tokens may be an image's, which have three positions and enter several layers.
 constexpr std::string_view kImageKeys[] = {"rope.dimension_sections", "n_deepstack_layers"};
 
-// Those of families with experts, of some with a shared one, and of some whose layers do not all have experts.
+// Keys of families with experts, of some with a shared one, and of some whose layers do not all have experts.
 constexpr std::string_view kExpertKeys[] = {
     "expert_count",        "expert_used_count",       "expert_feed_forward_length",
     "expert_weights_norm", "expert_weights_scale",    "expert_gating_func",
@@ -104,7 +104,7 @@ class ArchitectureKeys {
   std::string prefix_;
 };
 
-// Whether the first layers of a family may be dense. Of those by steps files have no key.
+// Says whether the first layers of a family may be dense. Files have no key for those by steps.
 bool HasDenseLayers(const ExpertKeys& experts) {
   return experts.dense == ExpertKeys::DenseLayers::kFirst ||
          experts.dense == ExpertKeys::DenseLayers::kOutside;
@@ -195,7 +195,7 @@ void ReadShape(const ArchitectureKeys& of, const ModelFamily& family, ModelConfi
   }
 }
 
-// What scores are, which a family's files all have alike.
+// Reads what scores are, which a family's files all have alike.
 void ReadGating(const ArchitectureKeys& of, const ExpertKeys& family, ExpertsConfig& experts) {
   constexpr std::string_view kKey = "expert_gating_func";
   experts.scores = family.scores;

@@ -318,7 +318,7 @@ void ReadLayersWithoutRope(JsonKeys& keys, const ModelFamily& family, ModelConfi
   }
 }
 
-// Whether heads of Q and K are normed, where a file says it.
+// Reads whether heads of Q and K are normed, where a file says it.
 void ReadQkNorm(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
   constexpr std::string_view kKey = "use_qk_norm", kTypeKey = "qk_norm_type";
   if (family.has_qk_norm_key) {
@@ -390,7 +390,7 @@ int32_t ReadExpertCount(JsonKeys& keys, const ExpertKeys& of) {
   return static_cast<int32_t>(count);
 }
 
-// How logits become experts and weights.
+// Reads how logits become experts and weights.
 void ReadRouting(JsonKeys& keys, const ExpertKeys& of, ExpertsConfig& experts) {
   const bool sigmoid = of.scores == ExpertKeys::Scores::kSigmoid;
   experts.scores = of.scores;

@@ -56,7 +56,7 @@ struct ExpertsConfig {
   bool normalized = false;  // weights are divided by the sum of the chosen ones
   bool corrected = false;   // a layer has a correction for each expert
   double scale = 1;         // of weights
-  // Of one more expert, to which all tokens go, with a weight of 1 or, gated, the sigmoid of a logit of its own. 0: there is none.
+  // Size of one more expert, to which all tokens go, with a weight of 1 or, gated, the sigmoid of a logit of its own. 0: none.
   int32_t shared_intermediate_size = 0;
   bool shared_is_gated = false;
   std::optional<kernels::ClampedSwiglu> clamped = {};  // the gate of their MLPs; absent: silu

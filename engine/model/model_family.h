@@ -37,7 +37,7 @@ struct LayerTensorNames {
   };
   Stacks stacks = Stacks::kNone;
   TensorName sinks = {};  // where LayerSpec::sinks; no suffix stands behind a directory's
-  // Where experts have them (ExpertsConfig): what corrects scores, without a suffix and of so many dimensions in a directory;
+  // Names that experts may have (ExpertsConfig): what corrects scores, without a suffix and of so many dimensions in a directory;
   // the shared expert's matrices, and its gate's.
   TensorName correction = {};
   int32_t correction_dims = 1;

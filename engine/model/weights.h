@@ -170,7 +170,7 @@ struct TensorSpec {
   int64_t FileRows() const { return tensor_rows != 0 ? tensor_rows : rows; }
 };
 
-// Whether a tensor of this name is of the layers that are passed over (ModelConfig::prediction_layers). `prefix`: what stands
+// Says whether a tensor of this name is of layers that are passed over (ModelConfig::prediction_layers). `prefix`: what stands
 // before a layer's number.
 bool IsOfPrediction(std::string_view name, std::string_view prefix, const ModelConfig& config);
 

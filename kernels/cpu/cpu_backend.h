@@ -165,7 +165,7 @@ class CpuBackend final : public Backend {
   template <typename Call>
   void RunTiles(const PartProduct& product, const Call& call, auto* tiles,
                 const ProductSplit& split);
-  // What threads will read first in the product that came after this part's last time, where both have few rows: they ask for it
+  // The bytes that threads will read first in the product that came after this part's last time, of few rows: they ask for them
   // while others finish, and between the two. Notes which part comes now. Valid until the next call.
   std::span<const ThreadPool::Ahead> AheadOf(const MatrixPart& part, int64_t rows,
                                              const ProductSplit& split);

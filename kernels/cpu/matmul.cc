@@ -191,7 +191,7 @@ class ShrinkingItems {
   Zone zones_[64];  // of halves of a size
 };
 
-// Those of a product of so many rows.
+// Items of a product of so many rows.
 ShrinkingItems ItemsOf(int64_t rows, int64_t panels, size_t panel_bytes, const ProductSplit& split,
                        int num_threads) {
   const int64_t side_by_side = split.one_row_panels;

@@ -31,7 +31,7 @@ class CudaExpertSet final : public ExpertSet {
   };
   CudaExpertSet(int64_t count, Matrices gate_up, Matrices down)
       : count(count), gate_up(std::move(gate_up)), down(std::move(down)) {}
-  // Whether products may gate what they multiply: there are no biases between.
+  // Says whether products may gate what they multiply: there are no biases between.
   bool gates_products() const { return gate_up.biases.data() == nullptr; }
   const int64_t count;
   const Matrices gate_up, down;

@@ -52,7 +52,7 @@ struct ExpertTiles {
   int32_t unused = 0;
 };
 
-// What lies between the two products of an expert.
+// Steps between the two products of an expert.
 struct ExpertGates {
   const float* const* bias =
       nullptr;         // [experts] of gates and ups, [2n], each in device memory; or null

@@ -10,6 +10,7 @@
 #include "kernels/quantized.h"
 #include "tests/cuda/backend_testing.h"
 #include "tests/unit/kernels/random_blocks.h"
+#include "tests/unit/kernels/routing_testing.h"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -176,22 +177,7 @@ class CudaExpertsTest : public CudaBackendFixture {
     return routed;
   }
 
-  // Every kind of scores, normalized or not, with a correction of some experts or without.
-  std::vector<ExpertRouting> AnyRoutings(int64_t experts) {
-    correction_.resize(experts);
-    for (float& value : correction_) value = random_.Int(0, 2) == 0 ? 0 : random_.Normal(0.3f);
-    std::vector<ExpertRouting> routings;
-    for (const auto scores : {ExpertRouting::Scores::kSoftmax, ExpertRouting::Scores::kSigmoid}) {
-      for (const bool normalized : {false, true}) {
-        for (const bool corrected : {false, true}) {
-          const float scale = random_.Int(0, 1) == 0 ? 1.0f : 2.5f;
-          routings.push_back({scores, normalized, scale, corrected ? correction_.data() : nullptr});
-        }
-      }
-    }
-    return routings;
-  }
-  // Whether rounding may exchange two of a row's first experts: what is chosen by are sums in float32.
+  // Says whether rounding may exchange two of a row's first experts: they are chosen by sums in float32.
   static bool IsInDoubt(const float* logits, int64_t experts, int64_t per_token,
                         const ExpertRouting& routing) {
     if (routing.correction == nullptr) return false;
@@ -222,7 +208,7 @@ TEST_F(CudaExpertsTest, RoutesAsTheReferenceAndARowAloneHasTheSameBits) {
   SCOPED_TRACE(Seed());
   for (const int64_t experts :
        {int64_t{1}, int64_t{8}, int64_t{33}, int64_t{128}, int64_t{1024}, random_.Int(2, 1024)}) {
-    for (const ExpertRouting& routing : AnyRoutings(experts)) {
+    for (const ExpertRouting& routing : AnyRoutings(random_, experts, correction_)) {
       const int64_t m = random_.Int(1, 70);
       const int64_t per_token = random_.Int(1, std::min<int64_t>(experts, 40));
       Matrix logits = Matrix::Normal(random_, m, experts, 3.0f);
@@ -258,7 +244,7 @@ TEST_F(CudaExpertsTest, RoutesAsTheReferenceAndARowAloneHasTheSameBits) {
 }
 
 TEST_F(CudaExpertsTest, BrokenLogitsGiveTheReferencesExpertsAndWeightsThatAreNoNumbers) {
-  for (const ExpertRouting& routing : AnyRoutings(4)) {
+  for (const ExpertRouting& routing : AnyRoutings(random_, 4, correction_)) {
     for (const std::vector<float>& values :
          {std::vector<float>{0, NAN, 1, 2}, {NAN, NAN, NAN, NAN}, {INFINITY, 0, 1, 2}}) {
       Matrix logits(1, 4), weights(1, 3);

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "tests/unit/kernels/kernel_testing.h"
+#include "tests/unit/kernels/routing_testing.h"
 
 namespace winnow::kernels {
 namespace {
@@ -20,21 +21,6 @@ class ExpertsTest : public EachIsa {
     }
     return logits;
   }
-  // Every kind of scores, normalized or not, with a correction of some experts or without.
-  std::vector<ExpertRouting> AnyRoutings(int64_t experts) {
-    correction_.resize(experts);
-    for (float& value : correction_) value = random_.Int(0, 2) == 0 ? 0 : random_.Normal(0.3f);
-    std::vector<ExpertRouting> routings;
-    for (const auto scores : {ExpertRouting::Scores::kSoftmax, ExpertRouting::Scores::kSigmoid}) {
-      for (const bool normalized : {false, true}) {
-        for (const bool corrected : {false, true}) {
-          const float scale = random_.Int(0, 1) == 0 ? 1.0f : 2.5f;
-          routings.push_back({scores, normalized, scale, corrected ? correction_.data() : nullptr});
-        }
-      }
-    }
-    return routings;
-  }
 
   std::vector<float> correction_;
 };
@@ -43,7 +29,7 @@ WINNOW_FOR_EACH_ISA(ExpertsTest);
 TEST_P(ExpertsTest, RoutesAsTheReferenceWhateverElseIsInTheBatch) {
   SCOPED_TRACE(Seed());
   for (const int64_t experts : {int64_t{1}, int64_t{8}, int64_t{128}, random_.Int(2, 1024)}) {
-    for (const ExpertRouting& routing : AnyRoutings(experts)) {
+    for (const ExpertRouting& routing : AnyRoutings(random_, experts, correction_)) {
       const int64_t m = random_.Int(1, 40),
                     per_token = random_.Int(1, std::min<int64_t>(experts, 12));
       Matrix logits = AnyLogits(m, experts);
@@ -92,7 +78,7 @@ TEST_P(ExpertsTest, ACorrectionChoosesAndDoesNotWeigh) {
   routing.normalized = true;
   Make(1)->RouteExperts(logits.tensor(), routing, ids.data(), weights.tensor());
   EXPECT_NEAR(weights.row(0)[0], 2 * sigmoid(-1) / (sigmoid(-1) + sigmoid(0.5)), 1e-6);
-  // Of a softmax, whose scores are .17, .46, .06, .28.
+  // Scores of the softmax: .17, .46, .06, .28.
   routing = {.correction = correction.data()};
   Make(1)->RouteExperts(logits.tensor(), routing, ids.data(), weights.tensor());
   EXPECT_EQ(ids, (std::vector<int32_t>{2, 3}));
@@ -109,7 +95,7 @@ TEST_P(ExpertsTest, ACorrectionChoosesAndDoesNotWeigh) {
 // Ids can be used for addresses whatever a state has become, and the state does not get well.
 TEST_P(ExpertsTest, BrokenLogitsGiveExpertsThatThereAreAndWeightsThatAreNoNumbers) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  for (const ExpertRouting& routing : AnyRoutings(4)) {
+  for (const ExpertRouting& routing : AnyRoutings(random_, 4, correction_)) {
     for (const std::vector<float>& values :
          {std::vector<float>{0, NAN, 1, 2}, {NAN, NAN, NAN, NAN}, {kInfinity, 0, 1, 2}}) {
       Matrix logits(1, 4), weights(1, 3);
