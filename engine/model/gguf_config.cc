@@ -576,15 +576,17 @@ absl::Status ReadTensors(const ArchitectureKeys& of, const ModelFamily& family,
     break;
   }
 
+  const std::string_view routers[] = {names.router.gguf, names.shared_gating.gguf};
   std::optional<uint32_t> type;
   bool mixed = false;
   for (const GgufTensor& tensor : contents.tensors()) {
     // Norms and biases, which are widened anyway, and routers, whose products are exact.
     if (tensor.num_dims < 2 || tensor.name.ends_with(".bias")) continue;
-    if (family.experts != nullptr && (tensor.name.ends_with(Concat(names.router.gguf, ".weight")) ||
-                                      tensor.name.ends_with("ffn_gate_inp_shexp.weight"))) {
-      continue;
-    }
+    const bool is_router =
+        std::any_of(std::begin(routers), std::end(routers), [&](std::string_view router) {
+          return !router.empty() && tensor.name.ends_with(Concat(".", router, ".weight"));
+        });
+    if (is_router) continue;
     mixed |= type && *type != tensor.type;
     type = tensor.type;
   }

@@ -313,6 +313,17 @@ class ExpertModelTest : public ExpertMlpTest {
     }
   }
 
+  // A device that routes gives the host's logits.
+  template <typename Device>
+  void ExpectTheSameWhereItRoutes(kernels::Backend& cpu, Device& device) {
+    device.most = 50;
+    const auto of_cpu = Make(cpu, WeightStorage::kWide);
+    const auto of_device = Make(device, WeightStorage::kWide);
+    const std::vector<int32_t> blocks = testing::ShuffledBlocks(*of_cpu, random_);
+    EXPECT_EQ(testing::Run(*of_device, tokens_, 0, blocks, kTokens, 50),
+              testing::Run(*of_cpu, tokens_, 0, blocks, kTokens, 50));
+  }
+
   static constexpr int32_t kTokens = 200;
   std::vector<kernels::TransformCodeHead> heads_;
   std::shared_ptr<const TransformFit> transform_;
@@ -470,29 +481,19 @@ TEST_F(ExpertModelTest, ADeviceThatRoutesIsNotWaitedForAndTheHostRoutesTheRest) 
 
 TEST_F(GptOssModelTest, ADeviceThatRoutesIsToldOfBiasesAndOfTheGate) {
   const auto cpu = kernels::MakeCpuBackend("auto", 2);
-  const auto of_cpu = Make(*cpu, WeightStorage::kWide);
   RoutingDevice device(*cpu);
-  const auto of_device = Make(device, WeightStorage::kWide);
-  device.most = 50;
-  const std::vector<int32_t> blocks = testing::ShuffledBlocks(*of_cpu, random_);
-  EXPECT_EQ(testing::Run(*of_device, tokens_, 0, blocks, kTokens, 50),
-            testing::Run(*of_cpu, tokens_, 0, blocks, kTokens, 50));
+  ExpectTheSameWhereItRoutes(*cpu, device);
   EXPECT_GT(device.calls, 0);
 }
 
 TEST_F(SharedExpertModelTest, ADeviceThatRoutesIsToldHow) {
-  const auto cpu = kernels::MakeCpuBackend("auto", 2);
   config_.family = ModelConfig::Family::kGlm4Moe;
   config_.experts.corrected = true;
   config_.experts.shared_is_gated = false;
   weights_ = *MakeSyntheticWeights(config_, 7);
-  const auto of_cpu = Make(*cpu, WeightStorage::kWide);
+  const auto cpu = kernels::MakeCpuBackend("auto", 2);
   RoutingDevice device(*cpu);
-  const auto of_device = Make(device, WeightStorage::kWide);
-  device.most = 50;
-  const std::vector<int32_t> blocks = testing::ShuffledBlocks(*of_cpu, random_);
-  EXPECT_EQ(testing::Run(*of_device, tokens_, 0, blocks, kTokens, 50),
-            testing::Run(*of_cpu, tokens_, 0, blocks, kTokens, 50));
+  ExpectTheSameWhereItRoutes(*cpu, device);
   EXPECT_GT(device.calls, 0);
 }
 
