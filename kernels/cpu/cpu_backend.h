@@ -255,6 +255,7 @@ class CpuBackend final : public Backend {
     size_t panel_bytes = 0;
     int64_t count = 0;
     const ProductSplit* split = nullptr;
+    bool again = false;  // the time before, too: which expert comes next nobody knows
   };
   std::unordered_map<const std::byte*, NextPanels> next_panels_;
   const std::byte* last_panels_ = nullptr;

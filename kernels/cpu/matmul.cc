@@ -331,11 +331,13 @@ std::span<const ThreadPool::Ahead> CpuBackend::AheadOf(const MatrixPart& part, i
   if (next_panels_.size() > kMostNext) next_panels_.clear();
   const std::byte* const panels = part.panel(0);
   if (last_panels_ != nullptr) {
-    next_panels_[last_panels_] = {panels, part.panel_bytes, NumPanels(part.outputs), &split};
+    NextPanels& next = next_panels_[last_panels_];
+    const bool again = next.panels == panels;
+    next = {panels, part.panel_bytes, NumPanels(part.outputs), &split, again};
   }
   last_panels_ = panels;
   const auto found = next_panels_.find(panels);
-  if (found == next_panels_.end()) return {};
+  if (found == next_panels_.end() || !found->second.again) return {};
   const NextPanels& next = found->second;
   const ShrinkingItems items =
       ItemsOf(rows, next.count, next.panel_bytes, *next.split, num_threads());
